@@ -3,6 +3,7 @@ embeddings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -42,7 +43,10 @@ class clip:
 
     judges_singly = True
 
-    public = PUBLIC  # what is read by each backend where no path is given
+    @staticmethod
+    def reads(given: Mapping[str, Any]) -> dict[str, str]:
+        """Return what is read for each argument that names weights."""
+        return {"path": given["path"] or PUBLIC[given["backend"]]}
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class consistency:
     """
 
     judges_singly = True
+    writes = ("cache",)
 
     def __init__(
         self,

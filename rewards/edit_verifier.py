@@ -64,6 +64,7 @@ class edit_verifier:
     """
 
     judges_singly = True
+    writes = ("cache",)
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class votes:
     """
 
     asks_people = True
+    writes = ("folder",)
 
     def __init__(
         self,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowrl.cli import options
 from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flowrl.runs.open_run import Target
 
 Out = Annotated[
     Path | None,
@@ -56,36 +59,35 @@ def evaluate(
     # imported when the command runs, so that --help need not load torch
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.scorecard import evaluation_table, setting_line
+    from flowrl.evaluation.suites.catalogue import overrides_of
     from flowrl.runs.evaluate import evaluate as evaluated
 
     # options that are short for --set
-    own = {
+    own: dict[str, int | str | None] = {
         "eval.steps": steps,
         "eval.seed": seed,
         "eval.images": images,
-        "prompts.test": prompts or None,
     }
     # a suite keeps its images in a folder, an evaluation keeps none
     if suite is not None:
         where = out or suite_folder(suite, name, weights, iteration)
-        _suite(name, suite, where, against, config, weights, iteration, own, changes, plugin, json)
+        # the suite's settings first, so that --set can change them
+        given = [*overrides_of(suite, prompts), *changes]
+        found = options.opened(name, config, weights, iteration, own, given, plugin, to_judge=True)
+        _suite(found, suite, where, against, json)
         return
     if out is not None or against is not None:
         raise ConfigError("--out and --against belong to --suite NAME")
+    own["prompts.test"] = prompts or None
     found = options.opened(name, config, weights, iteration, own, changes, plugin)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
-    show_or_write(
-        lambda width: "\n".join(
-            [
-                found.what,
-                evaluation_table(result, width=width),
-                setting_line(result["setting"]),
-            ]
-        ),
-        {"target": name, **result},
-        json,
-    )
+
+    def text(width: int | None) -> str:
+        table = evaluation_table(result, width=width)
+        return f"{found.what}\n{table}\n{setting_line(result['setting'])}"
+
+    show_or_write(text, {"target": name, **result}, json)
 
 
 def suite_folder(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:
@@ -95,29 +97,12 @@ def suite_folder(suite: str, name: str, weights: str | None, iteration: str | No
     return Path("suites") / suite / (slug or "model")
 
 
-def _suite(
-    name: str,
-    suite: str,
-    out: Path,
-    against: Path | None,
-    config: str,
-    weights: str | None,
-    iteration: str | None,
-    own: dict[str, int | str | None],
-    changes: list[str],
-    plugin: list[str],
-    json: Path | None,
-) -> None:
+def _suite(found: Target, suite: str, out: Path, against: Path | None, json: Path | None) -> None:
     """Run a suite and print its table, the difference, and the setting."""
     from flowrl.core.processes import world
     from flowrl.cost.out_of_memory import explained
-    from flowrl.evaluation.suites.catalogue import overrides_of
     from flowrl.runs.suite import run_suite
 
-    # the suite's settings first, so that --set can change them
-    chosen = own["prompts.test"]
-    given = [*overrides_of(suite, str(chosen) if chosen else None), *changes]
-    found = options.opened(name, config, weights, iteration, own, given, plugin)
     here = world()
     with explained(found.config, "eval"):
         result = run_suite(
@@ -130,6 +115,7 @@ def _suite(
             against=against,
             progress=count_up,
             world=here,
+            content=found.content,
         )
     if here.main:
         show_or_write(lambda width: _text(found.what, out, result, width), result, json)

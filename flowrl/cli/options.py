@@ -224,13 +224,20 @@ def opened(
     changes: dict[str, int | str | None],
     overrides: list[str],
     plugins: list[str],
+    *,
+    to_judge: bool = False,
 ) -> Target:
-    """Load a target; `changes` are settings that have an option of their own, None = as they
-    are."""
-    from flowrl.runs.open_run import open_target
+    """Load a target; `changes` are settings that have an option of their own, None = as they are.
+    to_judge: all that judging needs is looked for before the model is loaded."""
+    from flowrl.config.overrides import text_override
+    from flowrl.evaluation.needs import check_needs
+    from flowrl.runs.open_run import open_target, pass_all
 
     quiet_libraries()
-    more = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    more = []
+    for key, value in changes.items():
+        if value is not None:
+            more.append(text_override(key, value) if isinstance(value, str) else f"{key}={value}")
     return open_target(
         target,
         settings=settings,
@@ -238,4 +245,5 @@ def opened(
         iteration=iteration,
         overrides=[*overrides, *more],
         plugins=plugins,
+        check=check_needs if to_judge else pass_all,
     )

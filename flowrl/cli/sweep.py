@@ -90,7 +90,8 @@ def sweep(
 
     # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
-        return options.opened(name, config, weights, iteration, own, [*given, *more], plugin)
+        changed = [*given, *more]
+        return options.opened(name, config, weights, iteration, own, changed, plugin, to_judge=True)
 
     _show_result(swept(open_target, asked, where, progress=count_up), where, json)
 

@@ -6,6 +6,7 @@ What is ambiguous or dangerous in YAML is an error.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,17 @@ def parse_override(text: str) -> tuple[list[str], Any]:
             f"override {text!r}: expected key.subkey=value, for example optimizer.lr=1e-4"
         )
     return parts, parse_yaml(value, f"override {text!r}")
+
+
+def text_override(key: str, text: str) -> str:
+    """Return the override that gives a key a text as it is: in quotes where YAML reads another
+    value out of it, as of "[a].csv" or "a: b.txt"."""
+    plain = f"{key}={text}"
+    try:
+        kept = parse_override(plain)[1] == text
+    except ConfigError:
+        kept = False
+    return plain if kept else f"{key}={json.dumps(text)}"
 
 
 def apply_override(raw: dict[str, Any], text: str) -> None:

@@ -7,11 +7,8 @@ what has to be made or put there before it.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 from flowrl.config.load import Config
@@ -21,15 +18,12 @@ from flowrl.core.prompts import prompts_if_there
 from flowrl.core.shipped_files import find_resource
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
+from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
 from flowrl.training.guidance import teachers_of
 from flowrl.training.method import COMPANIONS
 from flowrl.training.run import told_overlap
 from flowrl.training.start_weights import check_start, names_of
-
-WRITTEN = ("assets/", "configs/", "data/", "runs/")  # where scripts and runs write: no hub's owners
-WEIGHTS = (".bin", ".ckpt", ".json", ".pt", ".pth", ".safetensors")  # no repository ends so
-_ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")  # owner/name, its file
 
 
 class Absent(NamedTuple):
@@ -136,17 +130,13 @@ def absent_files(config: Config) -> list[Absent]:
 
 def _of_rewards(config: Config) -> Iterator[Absent]:
     for name, call in config.rewards.items():
-        # what a reward reads where its config names nothing
-        own = getattr(call.function, "public", {}).get(call.kwargs.get("backend"))
-        for path in (call.kwargs.get("path") or own, call.kwargs.get("weights")):
-            if not isinstance(path, str) or not path or _is_here(path):
-                continue
-            if not _named_on_hub(path):
-                why = "make it or put it there first"
-                yield Absent("rewards", f"{name}: {path} is not here: {why}")
-            elif not _in_cache(path):
+        for need in unmet(call, name):
+            if need.on_hub:
                 why = "the run downloads it from the hub"
-                yield Absent("rewards", f"{name}: {path} is not in the cache: {why}", True)
+                yield Absent("rewards", f"{name}: {need.path} is not in the cache: {why}", True)
+            else:
+                why = "make it or put it there first"
+                yield Absent("rewards", f"{name}: {need.path} is not here: {why}")
 
 
 def _teachers(config: Config) -> Iterator[Absent]:
@@ -169,31 +159,3 @@ def _start_weights(config: Config) -> Iterator[Absent]:
                 raise
             what = "train" if start.startswith("runs/") else "make"
             yield Absent("start", f"{key}: {start} is not here: {what} it first")
-
-
-def _is_here(path: str) -> bool:
-    """Say whether a reward finds a path on this machine; `~` is the user's home to it."""
-    return find_resource(os.path.expanduser(path)) is not None
-
-
-def _named_on_hub(path: str) -> bool:
-    """Say whether a path that is not here reads as `owner/name` on the hub, or a file of that.
-    `weights/dfn5b.bin` does not: it is a file of the user's."""
-    first = path.partition("/")[0]
-    found = _ON_HUB.fullmatch(path)
-    if path.startswith(WRITTEN) or os.path.isdir(first) or found is None:
-        return False
-    return found[2] is not None or Path(path).suffix.lower() not in WEIGHTS
-
-
-def _in_cache(path: str) -> bool:
-    """Say whether a repository of the hub, or the file of one, was downloaded before."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.file_download import repo_folder_name
-
-    found = _ON_HUB.fullmatch(path)
-    assert found is not None
-    if found[2]:
-        return isinstance(try_to_load_from_cache(found[1], found[2]), str)
-    folder = repo_folder_name(repo_id=found[1], repo_type="model")
-    return (Path(constants.HF_HUB_CACHE) / folder / "snapshots").is_dir()

@@ -223,5 +223,5 @@ def setting_line(setting: Mapping[str, Any]) -> str:
     """Say in a line what a score depends on; settings of earlier versions know no hash."""
     shown = ", ".join(f"{key} {setting[key]}" for key in _SHOWN if key in setting)
     known = "prompts_hash" in setting
-    which = f" ({setting['count']}, hash {setting['prompts_hash']})" if known else ""
+    which = f" ({setting.get('count')}, hash {setting['prompts_hash']})" if known else ""
     return f"setting: {shown}{which}"

@@ -24,7 +24,9 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.files import replacing
+from flowrl.core.identity import SUFFIXES, facts_of_tensors, sha256_of, short_digest
 from flowrl.core.types import Cond
+from flowrl.core.version import __version__
 
 # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
 CACHE_BYTES = 4 * 2**30
@@ -32,9 +34,7 @@ NEGATIVE = "negative_"
 MOST_T5_TOKENS = 512  # diffusers allows no more
 MOST_TOKENS = 1024  # the same, of a language model
 
-LAYOUT = 1  # of the files; another number makes all older ones unknown
-# of files that decide what a part computes
-SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+LAYOUT = 2  # of the files; another number makes all older ones unknown
 Encode = Callable[[str], dict[str, Tensor]]
 """From one prompt to {name: [...]}, without a batch dimension."""
 
@@ -203,9 +203,9 @@ class TextCache:
     """The embeddings that one pipeline's encoders make with one set of settings.
 
     A file's name is the sha256 of the prompt, the settings, the contents of the encoders' and
-    tokenizers' files and the versions of diffusers and transformers. It is written under another
-    name and renamed, so that any number of runs may share a folder; it carries a checksum, and one
-    that is damaged is encoded again, with a warning.
+    tokenizers' files and the versions of flowrl and of the libraries. It is written under another
+    name and renamed, so that any number of runs may share a folder; it carries a checksum of name
+    and tensors, and one that is damaged or has another's name is encoded again, with a warning.
     """
 
     def __init__(self, folder: Path, *, parts: Iterable[Path], settings: dict[str, Any]) -> None:
@@ -218,7 +218,8 @@ class TextCache:
                 f"runtime.cache: {folder} cannot be a folder: {error.strerror or error}"
             ) from error
         self.folder, self._warned = folder, False
-        versions = [LAYOUT, diffusers.__version__, transformers.__version__]
+        libraries = [torch.__version__, diffusers.__version__, transformers.__version__]
+        versions = [LAYOUT, __version__, *libraries]
         contents = {part.name: _contents(part) for part in parts}
         self._base = json.dumps([versions, settings, contents])
 
@@ -234,9 +235,9 @@ class TextCache:
                 # copies: what is read must not depend on the file once it is closed
                 tensors = {name: stored.get_tensor(name).clone() for name in names}
                 expected = (stored.metadata() or {}).get("sha256")
-            if _checksum(tensors) == expected:
+            if _checksum(file.stem, tensors) == expected:
                 return tensors
-            reason = "its checksum does not fit"
+            reason = "its checksum does not fit this name"
         except Exception as error:  # SafetensorError and OSError alike
             reason = str(error)
         # a damaged file costs time, not the run
@@ -251,7 +252,8 @@ class TextCache:
         rows = {name: tensor.contiguous() for name, tensor in tensors.items()}
         try:
             with replacing(file) as draft:
-                save_file(rows, draft, metadata={"prompt": prompt, "sha256": _checksum(rows)})
+                check = _checksum(file.stem, rows)
+                save_file(rows, draft, metadata={"prompt": prompt, "sha256": check})
         except Exception as error:
             if not self._warned:
                 warnings.warn(
@@ -268,23 +270,14 @@ class TextCache:
 def _contents(part: Path) -> dict[str, str]:
     """Return the sha256 of each file in a part's folder that decides what it computes. Raise
     ModelError."""
-    files = [file for file in sorted(part.iterdir()) if file.suffix in SUFFIXES]
     try:
-        return {file.name: _hash(file) for file in files}
+        files = [file for file in sorted(part.iterdir()) if file.suffix in SUFFIXES]
+        return {file.name: sha256_of(file) for file in files}
     except OSError as error:
         raise ModelError(
             f"{error.filename or part} cannot be read: {error.strerror or error}"
         ) from error
 
 
-def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), [*tensor.shape]]).encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _checksum(key: str, tensors: dict[str, Tensor]) -> str:
+    return short_digest(key, facts_of_tensors(tensors))

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
+from flowrl.config.overrides import text_override
 from flowrl.core.abilities import stays
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import is_finite_number
+from flowrl.core.identity import Facts
 from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.evaluation.contents import drawing_content
 from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
@@ -25,7 +28,13 @@ from flowrl.training.weights import Weights, put_saved
 
 Row = Mapping[str, Any]
 Which = int | str | None
+Check = Callable[[Config], object]
+"""Looks at a config before its model is loaded, and raises what must be mended first."""
 BEST, LAST = "best", "last"
+
+
+def pass_all(config: Config) -> None:
+    """Find nothing to mend."""
 
 
 def score_of(row: Row) -> float | None:
@@ -119,6 +128,7 @@ class OpenedRun(NamedTuple):
     base: Weights  # snapshot "ref", the weights from before training, where `eval.tuned` needs it
     what: str = ""  # in words, why it is this checkpoint: "best held-out score, the last is 45"
     weights: str = "base"  # ema, current or base
+    checkpoint: Facts | None = None  # the files of the weights, and their SHA-256; None of the base
 
 
 def open_run(
@@ -142,6 +152,7 @@ def load_run(
     iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    check: Check = pass_all,
 ) -> OpenedRun:
     """Load the model of a run at a checkpoint.
 
@@ -158,6 +169,7 @@ def load_run(
             f"{path}: expected a run folder with {CONFIG}, or a checkpoint inside one"
         )
     config = load_config(run / CONFIG, overrides, plugins, need_rewards=False)
+    check(config)
     # its model, as before training
     with explained(config, "load"):
         model = build_model(config)
@@ -174,7 +186,8 @@ def load_run(
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
     put_saved(model.trainable(), files, name)
     what = "" if path != run else which_of(run, folder)
-    return OpenedRun(model, config, done, base, what, name)
+    sealed = checkpoint.sealed(folder, name)
+    return OpenedRun(model, config, done, base, what, name, sealed)
 
 
 def run_of(path: Path) -> Path:
@@ -198,6 +211,7 @@ class Target(NamedTuple):
     config: Config
     what: str  # in words: "runs/a at iteration 20, current weights"; averaged ones are not named
     base: Weights  # the weights from before training, where `eval.tuned` needs them
+    content: Facts | None = None  # what these names stand for: files of the model, of a checkpoint
 
 
 def open_target(
@@ -208,6 +222,7 @@ def open_target(
     iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    check: Check = pass_all,
 ) -> Target:
     """Find out what a target is and load it.
 
@@ -220,26 +235,37 @@ def open_target(
     path = Path(target)
     if (path / CONFIG).exists() or (path / MANIFEST).exists():
         run = load_run(
-            path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
+            path,
+            weights=weights,
+            iteration=iteration,
+            overrides=overrides,
+            plugins=plugins,
+            check=check,
         )
         why = f" ({run.what})" if run.what else ""
         own = ", current weights" if run.weights == "current" else ""
         what = f"{path} at iteration {run.iteration}{own}{why}"
         use_threads(run.config)
-        return Target(run.model, run.config, what, run.base)
+        content = drawing_content(run.config)
+        if run.checkpoint is not None:
+            content["checkpoint"] = run.checkpoint
+        return Target(run.model, run.config, what, run.base, content)
     # a model folder with settings of a config, or a config with its model
     if not path.is_dir() and target.startswith("assets/"):
         path = resource(target)  # a model that is shipped, from any folder
     if path.is_dir():
-        config = load_config(settings, [f"model.path={path}", *overrides], plugins)
+        config = load_config(
+            settings, [text_override("model.path", str(path)), *overrides], plugins
+        )
     else:
         config = _named_config(target, overrides, plugins)
     # the model as it is before training
+    check(config)
     use_threads(config)
     with explained(config, "load"):
         model = config.call("model")()
     what = f"the base model {config.model.kwargs.get('path', '')}"
-    return Target(model, config, what, base_weights(model, config))
+    return Target(model, config, what, base_weights(model, config), drawing_content(config))
 
 
 def _named_config(target: str, overrides: Sequence[str], plugins: Sequence[str]) -> Config:

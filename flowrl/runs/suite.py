@@ -14,11 +14,14 @@ import torch
 from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
+from flowrl.core.identity import Facts, facts_of_tensors
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
+from flowrl.evaluation.contents import drawing_content, reward_contents
 from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
+from flowrl.evaluation.needs import weights_needed
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.statistics import paired_bootstrap, resampled, summarize_scores
@@ -42,6 +45,7 @@ def run_suite(
     progress: Progress = None,
     world: World | None = None,
     more: Mapping[str, Any] | None = None,
+    content: Facts | None = None,
 ) -> dict[str, Any]:
     """Draw and score what a suite asks for, as the config's `eval` section says, into `out`.
 
@@ -49,7 +53,8 @@ def run_suite(
     from the same. What is in the folder already is kept. `against`: a folder of the same suite and
     setting, as the base model's; then the report has the paired difference to it. In a `world` of
     several processes each takes its share. `more`: what else belongs to the setting, as a LoRA's
-    scale.
+    scale. `content`: what the target's weights are, as `Target` has it; by default a digest of the
+    model's trained tensors.
 
     Returns the report that `summary.json` holds. Raises RunError for a folder of another setting,
     and what rewards and prompts raise.
@@ -62,7 +67,7 @@ def run_suite(
         )
     # all that can fail before the first image
     prompts, rewards = _checked(model, config)
-    setting = {**setting_of(model, config, suite, target, prompts), **(more or {})}
+    setting = {**setting_of(model, config, suite, target, prompts, content), **(more or {})}
     other = _other(against, setting) if against is not None else None
     if world.main:
         folder.prepare(out, setting, prompts)
@@ -92,7 +97,15 @@ def run_suite(
 def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Reward]]:
     """Load prompts and rewards, and raise what model, prompts and rewards cannot do together."""
     prompts = load_prompts(config.prompts.test)
-    rewards = rewards_of(config.rewards, frames_of(config, model))
+    try:
+        rewards = rewards_of(config.rewards, frames_of(config, model))
+    except FlowRLError as error:
+        # one of several that could not be fetched: the message has the commands for all
+        lines = weights_needed(config)
+        if not lines:
+            raise
+        said = "\n  ".join([f"{error}\nthe rewards need, and do not find here:", *lines])
+        raise type(error)(said) from error
     check_records(prompts, rewards)
     check_sources(prompts, config.eval_size)
     check_eval_count(config, len(prompts))
@@ -109,10 +122,17 @@ def _images_per_prompt(config: Config) -> int:
 
 
 def setting_of(
-    model: FlowModel, config: Config, suite: str, target: str, prompts: PromptSet
+    model: FlowModel,
+    config: Config,
+    suite: str,
+    target: str,
+    prompts: PromptSet,
+    content: Facts | None,
 ) -> dict[str, Any]:
-    """Return all that a score depends on: two scores are comparable where all but the target is
-    equal."""
+    """Return all that a score depends on: two scores are comparable where all but the target and
+    its content is equal."""
+    if content is None:
+        content = {**drawing_content(config), "trained": facts_of_tensors(model.trainable())}
     # the best of several images is another score
     best = {}
     if config.eval.best_of > 1:
@@ -135,13 +155,22 @@ def setting_of(
         "rewards": {name: call.to_dict() for name, call in config.rewards.items()},
         "batch": config.eval.batch,
         "flowrl": __version__,
+        folder.MODEL: content,
+        folder.REWARDS: reward_contents(config),
     }
 
 
 def _other(against: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the setting of the folder that is compared with. Raises RunError if it is another."""
     known = folder.read_setting(against)
-    wrong = folder.named_differences(known, setting)
+    wrong = folder.named_differences(known, setting, but=(*folder.FREE, folder.REWARDS))
+    judges = folder.named_differences(known, setting)
+    if judges and not wrong:
+        raise RunError(
+            f"--against {against}: its images were scored by rewards that have changed since, "
+            f"there and now: {'; '.join(judges[:3])}; run the command that made it again: it "
+            "scores them anew"
+        )
     if wrong:
         raise RunError(
             f"--against {against}: its images and these are not comparable: {'; '.join(wrong)}"
@@ -191,10 +220,12 @@ def _score(
     """Score all images of some prompts, a few prompts at a time."""
     file, images = folder.score_file(out, rank), _images_per_prompt(config)
     folder.mend(file)
+    judge = folder.judge_of(folder.read_setting(out))
     share = max(1, config.eval.batch // images)
     for start in range(0, len(mine), share):
         rows = mine[start : start + share]
-        folder.append_scores(file, _lines(prompts, rewards, out, rows, images))
+        lines = _lines(prompts, rewards, out, rows, images)
+        folder.append_scores(file, [folder.scored_line(out, line, judge) for line in lines])
 
 
 def _lines(
@@ -308,7 +339,7 @@ def compared(
     theirs = scores_of(config, prompts, against, int(other.get("best_of", 1)))[name]
     return {
         "folder": str(against),
-        "target": other["target"],
+        "target": str(other.get("target", "")),
         **paired_bootstrap(ours, theirs, tags),
     }
 

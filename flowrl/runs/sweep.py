@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,21 +16,26 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.figure import Figure
 
+from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import is_finite_number, write_json, write_text
+from flowrl.core.identity import short_digest
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits, text_table
 from flowrl.core.types import FlowModel
+from flowrl.core.version import __version__
+from flowrl.evaluation.contents import measured_content
 from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
 from flowrl.evaluation.statistics import paired_bootstrap
-from flowrl.evaluation.suites.catalogue import suite_of
+from flowrl.evaluation.suites.catalogue import prompts_of, suite_of
+from flowrl.evaluation.suites.image_folder import read_json
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.open_run import Target
 from flowrl.runs.report.style import grid_along, styled
 from flowrl.runs.suite import run_suite, scores_of
 
-RESULT, PROMPTS = "sweep.json", "prompts.jsonl"
+RESULT, PROMPTS, MEASURED = "sweep.json", "prompts.jsonl", "measures.json"
 LOWER = ("fid", "kid")  # measures of which less is better
 Open = Callable[[list[str]], Target]
 """Load the target with overrides."""
@@ -122,7 +129,10 @@ def _run_points(
         if target is None or point.guidance != last:
             target = None  # two models would not fit
             own = [] if point.guidance is None else [f"model.guidance={point.guidance}"]
-            target, last = open_target([*own, f"prompts.test={prompts}"]), point.guidance
+            target, last = (
+                open_target([*own, text_override("prompts.test", prompts)]),
+                point.guidance,
+            )
         # steps and the scale of a LoRA change without loading
         config, where = target.config, out / point.folder
         if point.steps is not None:
@@ -138,6 +148,7 @@ def _run_points(
                 base=target.base,
                 progress=progress,
                 more=more,
+                content=target.content,
             )
         # scores by prompt, for the paired differences
         headline = config.headline
@@ -157,12 +168,12 @@ def choose_prompts(asked: SweepRequest, out: Path) -> str:
     if asked.most < 0:
         raise ConfigError(f"--count: expected a whole number, 0 for all, got {asked.most}")
     suite = suite_of(asked.suite)
-    chosen = asked.prompts or suite.validation
-    if not chosen:
+    if not (asked.prompts or suite.validation):
         raise ConfigError(
             f"--suite {asked.suite}: it has no validation prompts; give --prompts FILE with ones "
             "that the test does not use"
         )
+    chosen = prompts_of(asked.suite, asked.prompts or suite.validation)
     # a part of them takes each task alike; as a file, since the suite reads one
     if not asked.most:
         return chosen
@@ -171,11 +182,11 @@ def choose_prompts(asked: SweepRequest, out: Path) -> str:
     text = "".join(json.dumps(records[place]) + "\n" for place in places)
     # scores in `out` belong to the prompts of before
     file = out / PROMPTS
-    if file.exists() and file.read_text(encoding="utf-8") != text:
+    if file.exists() and file.read_bytes() != text.encode():
         raise RunError(f"{file}: holds other prompts; name another folder with --out")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text)
-    return str(file)
+    return prompts_of(asked.suite, str(file))
 
 
 @contextmanager
@@ -238,16 +249,34 @@ def _row(
 
 
 def _measured(where: Path, asked: SweepRequest) -> dict[str, Any]:
-    """Measure a setting's images, or read what was measured with the same tools."""
-    file = where / "measures.json"
+    """Measure a setting's images, or read what was measured of the same images with the same
+    tools."""
+    file = where / MEASURED
     tools = {key: str(value) for key, value in asked.tools._asdict().items()}
-    if file.exists():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["tools"] == tools and set(asked.measures) <= kept["found"].keys():
-            return {name: kept["found"][name] for name in asked.measures}
-    found = measure_images(where, asked.measures, asked.tools)
-    write_json(file, {"tools": tools, "found": found})
+    own = {"tools": tools, "content": measured_content(where, asked.tools), "flowrl": __version__}
+    found = _kept_measures(file, own)
+    missing = [name for name in asked.measures if name not in found]
+    if missing:
+        found |= measure_images(where, missing, asked.tools)
+        write_json(file, {**own, "found": found, "check": short_digest(found)})
     return {name: found[name] for name in asked.measures}
+
+
+def _kept_measures(file: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what was measured of what is there now, by this version; {} where there is nothing of
+    it. A damaged file is a warning."""
+    if not os.path.lexists(file):
+        return {}
+    try:
+        kept = read_json(file)
+        whole = isinstance(kept, dict) and kept.get("check") == short_digest(kept.get("found"))
+        why = "it was altered, or made by an earlier version"
+    except RunError as error:
+        kept, whole, why = {}, False, str(error)
+    if not whole:
+        warnings.warn(f"{file}: {why}; the images are measured anew", stacklevel=5)
+        return {}
+    return dict(kept["found"]) if all(kept.get(key) == own[key] for key in own) else {}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -288,13 +317,14 @@ def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:
 
 def _read_bounds(file: Path) -> Bounds:
     """Read the bounds of an earlier sweep. Raises ConfigError."""
+    expected = f"--bounds {file}: expected the sweep.json of a sweep"
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))["bounds"]
+        raw = read_json(file)["bounds"]
+        if not all(is_finite_number(end) for ends in raw.values() for end in ends):
+            raise ValueError(f"its bounds are no finite numbers: {raw!r:.100}")
         return {name: (float(low), float(high)) for name, (low, high) in raw.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"--bounds {file}: expected the sweep.json of a sweep: {error}"
-        ) from error
+    except (RunError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{expected}: {error}") from error
 
 
 def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:

@@ -314,6 +314,17 @@ def entries(files: Sequence[Path]) -> Entries:
     return {file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files}
 
 
+def sealed(folder: Path, name: str) -> dict[str, str]:
+    """Return the SHA-256 of a checkpoint's files of one name, ``current``, as its manifest has
+    them. Raises CheckpointError."""
+    found = {}
+    for file, entry in _manifest(folder).items():
+        shares = _SHARES.fullmatch(file)
+        if (shares[1] if shares else file.removesuffix(ENDING)) == name:
+            found[file] = str(entry["sha256"])
+    return found
+
+
 def _sha256(file: Path) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -156,9 +156,13 @@ def _grid(size: int | None, config: Any, who: str) -> tuple[int, int]:
     return side, (side // patch) ** 2
 
 
+Stamp = tuple[Path, int, int]
+"""An image's path, its size, and when it was written in nanoseconds."""
+
+
 class FeatureCache:
-    """Features of reference images by path, computed once and kept while all of them fit into
-    `megabytes`."""
+    """Features of reference images by path, size and time, computed once and kept while all of them
+    fit into `megabytes`."""
 
     def __init__(self, backbone: Backbone, *, megabytes: int, patches: bool, who: str) -> None:
         if megabytes < 0:
@@ -166,7 +170,7 @@ class FeatureCache:
         tokens = backbone.patches + 1 if patches else 1
         self.backbone, self.patches, self.who = backbone, patches, who
         self.most = megabytes * 2**20 // (4 * backbone.width * tokens)  # images
-        self.kept: OrderedDict[Path, Features] = OrderedDict()
+        self.kept: OrderedDict[Stamp, Features] = OrderedDict()
 
     def __call__(self, paths: Sequence[Path]) -> Iterator[Features]:
         """Yield the features of the images at `paths`, in their order, in parts of at most the
@@ -176,23 +180,32 @@ class FeatureCache:
         """
         for start in range(0, len(paths), self.backbone.batch):
             # computed where they are not known
-            part = paths[start : start + self.backbone.batch]
-            known = {path: self.kept[path] for path in part if path in self.kept}
-            known |= self._compute([path for path in dict.fromkeys(part) if path not in known])
+            part = [_stamped(path) for path in paths[start : start + self.backbone.batch]]
+            known = {stamp: self.kept[stamp] for stamp in part if stamp in self.kept}
+            known |= self._compute([stamp for stamp in dict.fromkeys(part) if stamp not in known])
             # the last used ones are kept
-            for path in known:
-                self.kept[path] = known[path]
-                self.kept.move_to_end(path)
+            for stamp in known:
+                self.kept[stamp] = known[stamp]
+                self.kept.move_to_end(stamp)
             while len(self.kept) > self.most:
                 self.kept.popitem(last=False)
-            cls = torch.stack([known[path].cls for path in part])
-            yield Features(cls, torch.stack([known[path].patches for path in part]))
+            cls = torch.stack([known[stamp].cls for stamp in part])
+            yield Features(cls, torch.stack([known[stamp].patches for stamp in part]))
 
-    def _compute(self, paths: Sequence[Path]) -> dict[Path, Features]:
-        out: dict[Path, Features] = {}
-        for part in self.backbone([open_image(path, self.who) for path in paths]):
+    def _compute(self, stamps: Sequence[Stamp]) -> dict[Stamp, Features]:
+        out: dict[Stamp, Features] = {}
+        for part in self.backbone([open_image(stamp[0], self.who) for stamp in stamps]):
             patches = part.patches if self.patches else part.patches[:, :0]
             # cloned, so that a kept image does not keep its whole batch in memory
             rows = [Features(c.clone(), p.clone()) for c, p in zip(part.cls, patches, strict=True)]
-            out |= zip(paths[len(out) : len(out) + len(rows)], rows, strict=True)
+            out |= zip(stamps[len(out) : len(out) + len(rows)], rows, strict=True)
         return out
+
+
+def _stamped(path: Path) -> Stamp:
+    """Return an image's path with its size and time; one that is not there is named when read."""
+    try:
+        about = path.stat()
+    except OSError:
+        return path, 0, 0
+    return path, about.st_size, about.st_mtime_ns

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ModelError
+from flowrl.core.identity import facts_of_name, short_digest
 from flowrl.core.prompt_lists import COCO_NAMES
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, Objects
 
@@ -112,12 +113,12 @@ def instances(
     masks: Tensor, shares: Tensor, chosen: Tensor, names: Sequence[str], floor: float
 ) -> Objects:
     """Make objects of mask logits [n, H, W], probabilities [n] and classes [n], in falling
-    confidence."""
+    confidence; equal ones stay in their order."""
     inside = masks > 0
     sure = (masks.sigmoid() * inside).flatten(1).sum(1) / (inside.flatten(1).sum(1) + 1e-6)
     confidence = shares * sure
     out: Objects = {}
-    for i in confidence.argsort(descending=True).tolist():
+    for i in confidence.argsort(descending=True, stable=True).tolist():
         if confidence[i] > floor and bool(inside[i].any()):
             mask = inside[i].cpu().numpy()
             one = DetectedObject(box_of(mask), float(confidence[i]), mask)
@@ -241,15 +242,21 @@ def load_part(kind: Any, path: str, who: str) -> Any:
         ) from error
 
 
-@lru_cache(maxsize=1)
 def load_detector(
     name: str, path: str | None, device: torch.device, dtype: torch.dtype, who: str
 ) -> Detector:
     """Load a detector of `PATHS` from a folder or hub id; null: its public weights. The last one
-    is kept. Raises ModelError."""
+    is kept, while its files are the same. Raises ModelError."""
     if name == "shapes":
         return Shapes()
     source = path or PATHS[name]
+    return _detector(name, source, device, dtype, who, short_digest(facts_of_name(source)))
+
+
+@lru_cache(maxsize=1)
+def _detector(
+    name: str, source: str, device: torch.device, dtype: torch.dtype, who: str, content: str
+) -> Detector:
     if name == "mask2former":
         return Mask2Former(source, device=device, dtype=dtype, who=who)
     return ZeroShot(source, template=TEMPLATES[name], device=device, dtype=dtype, who=who)

@@ -4,7 +4,7 @@ between ten names, on a crop with the background painted over."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.identity import facts_of_name, short_digest
 from flowrl.core.prompt_lists import COLORS
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
@@ -66,6 +67,14 @@ class geneval:
 
     judges_singly = True
 
+    @staticmethod
+    def reads(given: Mapping[str, Any]) -> dict[str, str]:
+        """Return what is read for each argument that names weights."""
+        if given["detector"] == "shapes":
+            return {}
+        path = given["path"] or PATHS[given["detector"]]
+        return {"path": path, "clip": given["clip"] or CLIP[given["clip_backend"]]}
+
     def __init__(
         self,
         *,
@@ -106,7 +115,12 @@ class geneval:
         self.colors: ClipColors | None = None
         if detector != "shapes":
             towers = _towers(
-                clip or CLIP[clip_backend], clip_backend, clip_architecture, where, kind
+                clip or CLIP[clip_backend],
+                clip_backend,
+                clip_architecture,
+                where,
+                kind,
+                short_digest(facts_of_name(clip or CLIP[clip_backend])),
             )
             self.colors = ClipColors(towers, batch=self.batch)
 
@@ -221,8 +235,14 @@ def _limits(own: DetectionLimits, given: Sequence[float | None]) -> DetectionLim
 
 @lru_cache(maxsize=1)
 def _towers(
-    path: str, backend: str, architecture: str, device: torch.device, dtype: torch.dtype
+    path: str,
+    backend: str,
+    architecture: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    content: str,
 ) -> Towers:
+    """Load a CLIP; the last one is kept while its files are the same, as `content` says."""
     if backend == "open_clip":
         return OpenClip(path, architecture, prepare=shortest, device=device, dtype=dtype, who=WHO)
     return TransformersClip(path, path, device=device, dtype=dtype, who=WHO)

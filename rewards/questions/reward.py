@@ -53,6 +53,7 @@ class questions:
     """
 
     judges_singly = True
+    writes = ("cache",)
 
     def __init__(
         self,

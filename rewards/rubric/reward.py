@@ -41,6 +41,7 @@ class rubric:
     """
 
     judges_singly = True
+    writes = ("cache",)
 
     def __init__(
         self,

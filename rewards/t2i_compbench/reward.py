@@ -20,7 +20,7 @@ from flowrl.evaluation.suites.geneval.objects import Box, DetectedObject, Detect
 
 from .._backbones.clip import TransformersClip, positive
 from .._common.scorer import in_batches, pick_device, pick_dtype, to_pil
-from .._detectors.networks import Detector, load_detector
+from .._detectors.networks import PATHS, Detector, load_detector
 from .blip_vqa import BlipVqa
 from .words import Parser, Plain, Relation, Spacy, asked_phrases, relation_of
 
@@ -59,6 +59,12 @@ class t2i_compbench:
 
     judges_singly = True
     loads_late = True  # networks come with the first record that needs them
+
+    @staticmethod
+    def reads(given: Mapping[str, Any]) -> dict[str, str]:
+        """Return what is read for each argument that names weights."""
+        path = given["path"] or PATHS[given["detector"]]
+        return {"vqa": given["vqa"], "path": path, "clip": given["clip"]}
 
     def __init__(
         self,

@@ -78,6 +78,8 @@ class vlm:
     where the readers differ.
     """
 
+    writes = ("cache",)
+
     def __init__(
         self,
         *,

@@ -204,6 +204,39 @@ def test_what_counts_of_the_detections() -> None:
     assert len(kept(shifted, "colors", DetectionLimits(overlap=0.375))["cat"]) == 1
 
 
+def published(table: np.ndarray, least: float, most: int, overlap: float) -> list[int]:
+    """Transcribe what evaluate_images.py keeps of one class: rows [n, 5] of box and confidence."""
+    falling = np.argsort(table[:, 4])[::-1]
+    waiting = [int(row) for row in falling if table[row, 4] > least][:most]
+    chosen: list[int] = []
+    while waiting:
+        first = waiting.pop(0)
+        chosen.append(first)
+        if overlap != 1:
+            near = [iou(tuple(table[first, :4]), tuple(table[row, :4])) for row in waiting]
+            waiting = [row for row, x in zip(waiting, near, strict=True) if x < overlap]
+    return chosen
+
+
+@pytest.mark.parametrize("tag", ["colors", "counting"])
+@pytest.mark.parametrize("overlap", [1.0, 0.5])
+def test_equal_confidences_are_ordered_as_in_the_published_code(tag: str, overlap: float) -> None:
+    """750 classes of up to 40 objects for each case, with few different confidences, among them
+    the thresholds themselves."""
+    draw, limits = np.random.default_rng(0), DetectionLimits(overlap=overlap)
+    levels = np.array([0.2, 0.3, 0.5, 0.9, 0.95, 1.0], dtype=np.float32)
+    for _ in range(750):
+        count = int(draw.integers(1, 41))
+        corner = draw.integers(0, 30, (count, 2)).astype(np.float32)
+        score = draw.choice(levels, (count, 1))
+        table = np.concatenate([corner, corner + 20, score], axis=1)
+        found = [DetectedObject(tuple(map(float, row[:4])), float(row[4])) for row in table]
+        least = limits.counting if tag == "counting" else limits.threshold
+        rows = published(table, least, limits.most, overlap)
+        ours = kept({"cat": found}, tag, limits).get("cat", [])
+        assert [*map(id, ours)] == [id(found[row]) for row in rows]
+
+
 # objects, include, credit of the code, ours; the code's are recorded or follow its list of credits
 CREDITS: dict[str, tuple[Objects, list[dict[str, Any]], float, float]] = {
     "right": ({"cat": [CAT]}, [wish("cat")], 1.0, 1.0),

@@ -227,3 +227,26 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
     message = r"runtime.cache: .*file/cache cannot be a folder: Not a directory"
     with pytest.raises(ConfigError, match=message):
         TextCache(tmp_path / "file/cache", parts=[], settings={})
+
+
+def test_an_embedding_under_the_name_of_another_prompt(folders: Folders, tmp_path: Path) -> None:
+    """A whole file that was renamed, or copied over another one, is not that prompt's."""
+    model = cached(folders, "sd3", tmp_path)
+    expected = model.encode(["a cat"])
+    (cat,) = files(tmp_path)
+    model.encode(["a dog"])
+    (dog,) = files(tmp_path) - {cat}
+    shutil.copy(dog, cat)
+    with pytest.warns(UserWarning, match="does not fit this name.*'a cat' is encoded again"):
+        found = cached(folders, "sd3", tmp_path).encode(["a cat"])
+    assert all(torch.equal(rows, found[name]) for name, rows in expected.items())
+
+
+def test_what_another_version_encoded_is_not_taken(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code may have encoded otherwise."""
+    cached(folders, "sd3", tmp_path).encode(["a cat"])
+    monkeypatch.setattr(prompt_encoding, "__version__", "0.0.0")
+    cached(folders, "sd3", tmp_path).encode(["a cat"])
+    assert len(files(tmp_path)) == 2

@@ -198,7 +198,7 @@ def test_an_identical_image_scores_one_and_no_other_does(
 
 
 def test_references_are_read_once_and_forgotten_when_memory_is_full(
-    nets: dict[str, str], tmp_path: Path
+    nets: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / f"{index}.png" for index in range(4)]
     for file, image in zip(files, KNOWN, strict=True):
@@ -207,12 +207,17 @@ def test_references_are_read_once_and_forgotten_when_memory_is_full(
     # bytes by hand: 10 tokens of 24 float32 numbers per image
     assert library.most == 2**20 // (4 * 24 * 10)
     first = torch.cat([part.patches for part in library(files)])
-    for file in files:
-        file.unlink()
-    assert torch.equal(torch.cat([part.patches for part in library(files[::-1])]), first.flip(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_compute", lambda stamps: dict.fromkeys(stamps[:0]))
+        again = torch.cat([part.patches for part in library(files[::-1])])
+    assert torch.equal(again, first.flip(0))
+    # another image under the same name is another image
+    pil(KNOWN[1]).save(files[0])
+    assert torch.equal(torch.cat([part.patches for part in library(files[:1])]), first[1:2])
     library.most = 1
     list(library(files[:1]))
-    assert list(library.kept) == files[:1]
+    assert [stamp[0] for stamp in library.kept] == files[:1]
+    files[1].unlink()
     with pytest.raises(DataError, match=r"1\.png"):
         list(library(files[1:2]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from flowrl.config.overrides import text_override
 from flowrl.core.benchmark_files import format_of
 from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.prompt_files import PUBLISHED
@@ -132,7 +133,7 @@ def headline_of(name: str, prompts: str | None) -> list[str]:
     first, call = next(iter(suite.rewards.items()))
     return [
         f"rewards.suite_{first}={json.dumps({**call, 'weight': 0.0})}",
-        f"prompts.test={chosen}",
+        text_override("prompts.test", chosen),
         f"eval.images={suite.images}",
         f"eval.score=suite_{first}",
     ]
@@ -146,7 +147,7 @@ def overrides_of(name: str, prompts: str | None) -> list[str]:
     suite, chosen = suite_of(name), prompts_of(name, prompts)
     return [
         f"rewards={json.dumps(suite.rewards)}",
-        f"prompts.test={chosen}",
+        text_override("prompts.test", chosen),
         f"eval.images={suite.images}",
         "eval.score=''",
     ]

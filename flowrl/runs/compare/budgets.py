@@ -15,9 +15,11 @@ from flowrl.config.load import Config, load_config
 from flowrl.config.sections import GradientsMonitor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import is_finite_number, write_json, write_text
+from flowrl.core.identity import differences
 from flowrl.core.installation import environment
 from flowrl.core.types import medians
 from flowrl.cost.overhead import PhaseClock, without_overlap
+from flowrl.evaluation.contents import trained_content
 from flowrl.runs.compare.records import (
     Claim,
     Evaluated,
@@ -216,7 +218,8 @@ def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
-    """Raise ConfigError if the folder holds a run of another config or of other budgets."""
+    """Raise ConfigError if the folder holds a run of another config, of other budgets, or of a
+    model, rewards or prompts that have changed under their names."""
     if not (folder / CONFIG).exists():
         if (folder / RESULT).exists():
             raise ConfigError(
@@ -226,7 +229,10 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
         return
     there = load_config(folder / CONFIG, (), config.plugins)
     wrong = different(comparable(there), comparable(config))
-    wrong += different(_claimed(folder)["budgets"], budgets._asdict())
+    claimed = _claimed(folder)
+    wrong += different(claimed["budgets"], budgets._asdict())
+    if claimed.get("content") is not None and not wrong:
+        wrong += differences(claimed["content"], trained_content(config))
     if wrong:
         raise ConfigError(
             f"{folder} holds a run of another config or budget, there and now: "
@@ -241,6 +247,7 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
     if (folder / CONFIG).exists():
         return Prices(**_claimed(folder)["prices"])
     about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
+    about["content"] = trained_content(config)
     write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
     return prices

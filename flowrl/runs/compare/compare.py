@@ -28,6 +28,7 @@ from flowrl.runs.compare.processes import Asked, check_processes, train_all
 from flowrl.runs.compare.records import check_judged
 from flowrl.runs.compare.result_file import (
     add_run,
+    check_base,
     entry_of,
     open_result,
     read_result,
@@ -144,6 +145,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         # a file that is added to keeps the base that it was begun with
         judge = not result["base"] or (what.runs / "base").exists()
         base = _base(what, configs, quiet, judge=judge)
+        check_base(result, base, configs[0], what.out)
         result["base"] = result["base"] or base
         runs = _Runs(what, configs, result, stop, quiet)
         # the learning rates

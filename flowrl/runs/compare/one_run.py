@@ -22,6 +22,8 @@ from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
+from flowrl.core.identity import differences
+from flowrl.evaluation.contents import judged_content
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
@@ -139,6 +141,12 @@ def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
     prompts = drawn_prompts(folder)
     images = load_strip(folder / STRIP, len(prompts))
     right = read_object(folder, VERDICTS).get("right", [])
+    known = isinstance(right, list) and all(each in (True, False, None) for each in right)
+    if not known:
+        raise RunError(
+            f"{folder / VERDICTS}: right: expected a list of true, false and null, got "
+            f"{show(right)}; delete it, and the samples are shown without frames"
+        )
     return images, right if len(right) == len(images) else [None] * len(images)
 
 
@@ -146,7 +154,7 @@ def drawn_prompts(folder: Path) -> list[str]:
     """Read the texts of what `draw_samples` drew. Raises RunError."""
     try:
         found = json.loads(read_text(folder / PROMPTS))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         found = error
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise RunError(
@@ -312,9 +320,10 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     """Read how the base model was judged, or judge it and draw its samples -> score, interval,
     tasks and outcomes; `trainer` has the config's model, untrained.
 
-    Raises ConfigError if the folder's base model was judged under other settings.
+    Raises ConfigError if the folder's base model was judged under other settings, or if model,
+    reward or prompts have changed under their names since.
     """
-    folder, equal = runs / "base", setting(config)
+    folder, equal, content = runs / "base", setting(config), judged_content(config)
     # what is there
     mend = f"delete {folder}, and the same command judges the base model again"
     found = stored(folder, RESULT, BaseFile, mend)
@@ -323,6 +332,15 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
         if wrong:
             raise ConfigError(
                 f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"
+            )
+        if found.get("content") is None:
+            raise ConfigError(f"{folder / RESULT}: an earlier version of flowrl wrote it; {mend}")
+        wrong = differences(found["content"], content)
+        if wrong:
+            raise ConfigError(
+                f"{runs}: the base model there was judged before something changed under its name, "
+                f"there and now: {'; '.join(wrong[:3])}; name another --runs, or delete this "
+                "folder: its runs began with what was there before"
             )
         return dict(found["base"])
     # or else the model itself, also where a config learns a noise that begins elsewhere
@@ -337,5 +355,5 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     # prompts of one scene are no independent draws; without the column each is its own
     scenes = [str(record.get("scene", place)) for place, record in enumerate(records)]
     base |= {"tasks": tasks, "tags": tags, "scenes": scenes, "outcomes": row["outcomes"]}
-    write_json(folder / RESULT, {"setting": equal, "base": base})
+    write_json(folder / RESULT, {"setting": equal, "content": content, "base": base})
     return base

@@ -94,6 +94,7 @@ class Claim(Record):
     prices: PricesRecord
     load: Number | None
     environment: Object
+    content: Object | None = None  # what it begins with; None of an earlier version
 
 
 class Totals(Record):
@@ -190,6 +191,7 @@ class BaseFile(Record):
 
     setting: Object
     base: Base
+    content: Object | None = None  # what these names stood for; None of an earlier version
 
 
 class SearchRecord(Record):

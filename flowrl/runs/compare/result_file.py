@@ -10,6 +10,8 @@ from typing import Any
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_text, write_json
+from flowrl.core.identity import differences, without_times
+from flowrl.evaluation.contents import judged_content
 from flowrl.runs.compare.budgets import Budgets, comparable, different
 from flowrl.runs.compare.records import ResultFile, disagreement, mistake
 from flowrl.runs.compare.summary import Result, summarize_result
@@ -71,6 +73,7 @@ def open_result(
             "kind": KIND,
             "format": FORMAT,
             **fresh,
+            "content": judged_content(configs[0]),
             "environments": [],
             "base": {},
             "configs": [],
@@ -88,6 +91,23 @@ def open_result(
             f"{', '.join(wrong[:3])}; name another --out, or give the same settings again"
         )
     return found
+
+
+def check_base(result: Result, base: Mapping[str, Any], config: Config, path: Path) -> None:
+    """Raise ConfigError if a file that is added to was begun with another base model: neither are
+    its outcomes those of `base`, which is empty where it was not judged again, nor is its content
+    that of now."""
+    there = result["base"]
+    if not there or there["outcomes"] == base.get("outcomes"):
+        return
+    known = without_times(result.get("content") or {})
+    wrong = differences(known, without_times(judged_content(config)))
+    if wrong:
+        score = f", {there['score']:g} and now {base['score']:g}" if base else ""
+        raise ConfigError(
+            f"{path} was begun with another base model{score}: something changed under its name, "
+            f"there and now: {'; '.join(wrong[:3])}; name another --out"
+        )
 
 
 def without_seed(config: Config) -> dict[str, Any]:

@@ -39,13 +39,15 @@ def kept(found: Mapping[str, list[DetectedObject]], tag: str, limits: DetectionL
     """Return the detections that count for a task, sorted by confidence.
 
     GenEval, evaluate_images.py: strictly above the threshold, then the most confident 16, then
-    greedy suppression if it is on.
+    greedy suppression if it is on. Which of equally confident ones come first is what numpy's
+    `argsort` of float32 says, read from its end, as in the published code.
     """
-    least = limits.counting if tag == "counting" else limits.threshold
+    least = np.float32(limits.counting if tag == "counting" else limits.threshold)
     out: Objects = {}
     for name, objects in found.items():
-        rest = sorted((o for o in objects if o.score > least), key=lambda o: -o.score)
-        rest = rest[: limits.most]
+        scores = np.array([one.score for one in objects], dtype=np.float32)
+        order = np.argsort(scores)[::-1]
+        rest = [objects[place] for place in order[scores[order] > least][: limits.most]]
         mine: list[DetectedObject] = []
         for candidate in rest:
             most = max((iou(candidate.box, other.box) for other in mine), default=-1.0)

@@ -1,0 +1,80 @@
+"""What judged and what made the images of an evaluation, by content: the facts that tie kept images
+and scores to a model and to rewards that may change under their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrl.config.calls import Call
+from flowrl.config.load import Config
+from flowrl.core.identity import (
+    IMAGES,
+    Facts,
+    facts_of_name,
+    facts_of_path,
+    facts_of_source,
+    facts_of_values,
+    short_digest,
+)
+from flowrl.core.prompts import load_prompts, prompts_hash
+from flowrl.evaluation.measures.of_images import Tools
+
+JUDGES = ("flowrl.evaluation",)  # rewards take their rules from here
+MACHINE = ("runtime", "device", "decode_batch")  # arguments of a model: where and how it computes
+
+
+def content_of(call: Call) -> Facts:
+    """Return the facts of a call: the source of its function, and the files that its arguments
+    name; what it writes itself, the arguments in its ``writes``, is not looked at."""
+    writes = getattr(call.function, "writes", ())
+    read = {key: value for key, value in call.kwargs.items() if key not in writes}
+    facts = {
+        "source": facts_of_source(call.function, JUDGES),
+        "files": facts_of_values(read),
+    }
+    return {key: value for key, value in facts.items() if value}
+
+
+def drawing_content(config: Config) -> Facts:
+    """Return the facts of a config's model before training that its images depend on: its files,
+    its settings but for where and how it is computed, and the source of one that is no part of
+    flowrl."""
+    said = config.model.to_dict()
+    settings = {key: value for key, value in said.items() if key not in MACHINE}
+    quantize = (said.get("runtime") or {}).get("quantize", "none")
+    return {**content_of(config.model), "settings": {**settings, "quantize": quantize}}
+
+
+def reward_contents(config: Config) -> Facts:
+    """Return the facts of each reward of a config, by its name."""
+    return {name: content_of(call) for name, call in config.rewards.items()}
+
+
+def judged_content(config: Config) -> Facts:
+    """Return the facts of all that decides how a config's base model is judged: the model's files,
+    the weights that it begins with, the headline reward and the held-out prompts."""
+    start = facts_of_values(config.train.start)
+    return {
+        "model": content_of(config.model),
+        **({"start": start} if start else {}),
+        "reward": content_of(config.rewards[config.headline]),
+        "prompts": prompts_hash(load_prompts(config.prompts.test)),
+    }
+
+
+def trained_content(config: Config) -> Facts:
+    """Return the facts of all that a config's training begins with: `judged_content`, all rewards
+    and the training prompts."""
+    prompts = prompts_hash(load_prompts(config.prompts.train))
+    return {**judged_content(config), "rewards": reward_contents(config), "trained on": prompts}
+
+
+def measured_content(folder: Path, tools: Tools) -> Facts:
+    """Return digests of a folder's images and of what measures look through and compare with."""
+    facts: Facts = {"images": short_digest(facts_of_path(folder, IMAGES))}
+    if tools.reference is not None:
+        facts["reference"] = short_digest(facts_of_path(tools.reference, IMAGES))
+    for option in ("inception", "alexnet", "encoder"):
+        name = getattr(tools, option)
+        facts[option] = short_digest(facts_of_name(name)) if name else ""
+    return facts

@@ -1,0 +1,117 @@
+"""Comparisons whose model, rewards or prompts change under their names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from comparekit import no_training, plan, tick
+
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.runs.compare.compare import Comparison, run_comparison
+from flowrl.runs.compare.one_run import read_samples, spend
+from flowrl.runs.stop import StopSignal
+
+Change = Callable[[Comparison], None]
+
+
+@pytest.fixture
+def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """A finished comparison of one toy, whose reward is a file of the user's."""
+    tick(monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_reward("0")
+    what = plan(tmp_path)
+    own = (*what.overrides, "rewards.mine={fn: minecolors.mine}", "eval.score=mine")
+    what = what._replace(overrides=own, plugins=("toykit", "minecolors"))
+    run_comparison(what, quiet=True)
+    return what
+
+
+def write_reward(channel: str) -> None:
+    """Write a reward that looks at one colour, to be imported anew."""
+    file = Path(sys.path[0]) / "minecolors.py"
+    text = f"def mine(batch):\n    return batch.images[:, {channel}].mean((1, 2))\n"
+    file.write_text(text)
+    sys.modules.pop("minecolors", None)
+    importlib.invalidate_caches()
+
+
+def another_prompt(what: Comparison) -> None:
+    file = what.runs.parent / "test.jsonl"
+    file.write_text(file.read_text().replace("a red dot", "a white dot"))
+
+
+def test_what_has_not_changed_is_taken_again(
+    done: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_training(monkeypatch)
+    before = done.out.read_bytes()
+    run_comparison(done, quiet=True)
+    assert done.out.read_bytes() == before
+    kept = json.loads((done.runs / "base" / "result.json").read_text())["content"]
+    assert kept.keys() == {"model", "reward", "prompts"} and kept["reward"]["source"].keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: write_reward("1"), r"reward\.source\.minecolors"),
+        (another_prompt, "prompts: [0-9a-f]+ and [0-9a-f]+"),
+    ],
+    ids=["the reward's source", "the prompt file"],
+)
+def test_a_base_model_that_was_judged_otherwise(
+    done: Comparison, change: Change, said: str
+) -> None:
+    """Under the same names: no old score, nothing deleted; so for the base model, for a run of
+    which the base was deleted, and for a result file with other runs."""
+    files = {file: file.read_bytes() for file in done.runs.rglob("*.json*")}
+    result = done.out.read_bytes()
+    change(done)
+    with pytest.raises(ConfigError, match=rf"runs: the base model there was judged.*{said}"):
+        run_comparison(done, quiet=True)
+    shutil.move(done.runs / "base", done.runs.parent / "kept")
+    config = done.load(done.configs[0], "seed=0")
+    with StopSignal() as stop, pytest.raises(ConfigError, match=rf"seed0 holds.*{said}"):
+        spend(config, done.runs / "toy-a" / "seed0", done.budgets, stop=stop, quiet=True)
+    if change is not another_prompt:  # the white dot is drawn and judged as the red one was
+        with pytest.raises(ConfigError, match=rf"result\.json was begun with.*{said}"):
+            run_comparison(done._replace(runs=done.runs.parent / "more"), quiet=True)
+    shutil.move(done.runs.parent / "kept", done.runs / "base")
+    assert {file: file.read_bytes() for file in done.runs.rglob("*.json*")} == files
+    assert done.out.read_bytes() == result
+
+
+def test_a_base_of_an_earlier_version(done: Comparison) -> None:
+    """Nobody knows what it was made with: it is named, and judged again once it is deleted."""
+    file = done.runs / "base" / "result.json"
+    kept = json.loads(file.read_text())
+    del kept["content"]
+    file.write_text(json.dumps(kept))
+    with pytest.raises(ConfigError, match=r"base/result\.json: an earlier version.*delete .*base"):
+        run_comparison(done, quiet=True)
+    shutil.rmtree(file.parent)
+    run_comparison(done, quiet=True)
+    assert json.loads(file.read_text())["base"] == kept["base"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("verdicts.json", '{"right": 5}'),
+        ("verdicts.json", '{"right": ["yes", 1e400]}'),
+        ("verdicts.json", "[" * 100_000),
+        ("prompts.json", "[" * 100_000),
+        ("prompts.json", "[1, 2]"),
+    ],
+)
+def test_damaged_samples_are_named(done: Comparison, name: str, bad: str) -> None:
+    (done.runs / "base" / name).write_text(bad)
+    with pytest.raises(RunError, match=rf"base/{name}: .*"):
+        read_samples(done.runs / "base")

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import Architecture, build
 from flowrl.cost.released_models import RELEASED
-from flowrl.runs.export.kohya import Layer, fuse, kohya_weights
+from flowrl.models.lora_files.names import Layer
+from flowrl.runs.export.kohya import fuse, kohya_weights
 
 RANK, SCALE, INPUTS = 4, 3.0, 5
 FLUX_ROWS = {"proj_mlp": 12288, "to_q": 3072, "to_k": 3072, "to_v": 3072}

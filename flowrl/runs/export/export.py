@@ -21,10 +21,11 @@ from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
+from flowrl.models.lora_files.names import Layer
 from flowrl.models.options import pick_dtype
 from flowrl.models.wan_experts import Experts
 from flowrl.runs.export.card import base_name, write_card
-from flowrl.runs.export.kohya import Layer, kohya_weights
+from flowrl.runs.export.kohya import kohya_weights
 from flowrl.runs.export.usage import LORA_FILE, SECOND_LORA_FILE, CardFacts
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open_run import OpenedRun, Which, load_run, run_of

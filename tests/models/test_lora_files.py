@@ -18,9 +18,10 @@ from modelkit import perturb
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flowrl.core.errors import FlowRLError, ModelError
+from flowrl.core.errors import FlowRLError, ModelError, RunError
 from flowrl.models.lora_files.read import read_lora
 from flowrl.runs.export.export import TrainedPart, trained_part
+from flowrl.runs.export.merge import merge_lora
 from flowrl.training.start_weights import start_from
 
 NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2", "flux2_klein"]
@@ -231,7 +232,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "whole weights": (plus("diffusion_model.x.diff"), "a change of a whole weight"),
     "text encoder": (
         plus("text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight"),
-        "LoRA of a text encoder; flowrl trains the network alone: merge it",
+        "LoRA of a text encoder; flowrl trains the network alone: take a file",
     ),
     "kohya's text encoder": (
         plus("lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"),
@@ -305,6 +306,22 @@ def test_damaged_files(folders: Folders, tmp_path: Path) -> None:
             read_lora(file, {"": model.network})
         with pytest.raises(FlowRLError):
             begin(model, file)
+
+
+@pytest.mark.parametrize("name", ["sd3.5", "sdxl", "flux2"])
+def test_a_folder_with_the_lora_in_it(
+    folders: Folders, cases: Callable[[str], Case], tmp_path: Path, name: str
+) -> None:
+    """Its tensors are W + 3 B A, all others as they were."""
+    path = LAYOUTS["comfy"](cases(name).trained, tmp_path / "mine")
+    merge_lora(str(folders[name]), str(path), str(tmp_path / "new"))
+    part = f"{cases(name).trained.network}/diffusion_pytorch_model.safetensors"
+    before, now = load_file(folders[name] / part), load_file(tmp_path / "new" / part)
+    moved = {key: now.pop(f"{key}.weight") - before[f"{key}.weight"] for key in cases(name).want}
+    close(moved, cases(name).want)
+    assert all(torch.equal(rows, before[key]) for key, rows in now.items())
+    with pytest.raises(RunError, match="is there already"):
+        merge_lora(str(folders[name]), str(path), str(tmp_path / "new"))
 
 
 def test_kohya_s_file_keeps_its_rank(

@@ -56,8 +56,8 @@ _OTHERS = {
     r"\.(diff|w_norm|set_weight)$": "a change of a whole weight",
     r"^(base_model\.model\.)?(text_encoder|text_model|conditioner|text_encoders|lora_te|lora_prior_"
     r"te|te\d?[._]|clip_)": (
-        "LoRA of a text encoder; flowrl trains the network alone: merge it into the model's folder "
-        "(docs/models.md, Begin with a LoRA), or take a file without it"
+        "LoRA of a text encoder; flowrl trains the network alone: take a file without it, or let "
+        "diffusers fuse it into the model's folder first"
     ),
 }
 

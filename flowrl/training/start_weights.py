@@ -16,7 +16,7 @@ from flowrl.config.overrides import parse_yaml
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.processes import shared_as, whole
 from flowrl.core.shipped_files import resource
-from flowrl.models.lora_files.read import files_of, looks_like_lora
+from flowrl.models.files.lora_read import files_of, looks_like_lora
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import CheckpointTensors
 from flowrl.training.weights import put_saved, put_weights
@@ -41,7 +41,7 @@ def start_from(
 ) -> None:
     """Put the weights that a key such as `train.start` names into the parameters of a model: a
     safetensors file of them, a checkpoint, or a run's newest one, of which the averaged weights are
-    taken if there are any; or a LoRA file of another program (`flowrl.models.lora_files`). Of
+    taken if there are any; or a LoRA file of another program (`flowrl.models.files.lora_start`). Of
     several the mean, as `mean_weights` says.
 
     Raises: ConfigError if there is none, CheckpointError if they do not fit the model, or differ
@@ -75,7 +75,7 @@ def _of_lora(
     path: Path, params: Mapping[str, nn.Parameter], model: Any
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield what a LoRA file makes of the parameters that it changes."""
-    from flowrl.models.lora_files.start import started  # late: it loads peft
+    from flowrl.models.files.lora_start import started  # late: it loads peft
 
     own = _lora_of(path)  # of a run that trained LoRA, where this one trains whole layers
     known = None if own is None else own[1] / own[0]

@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flowrl.models.lora_files.names import find_place
+from flowrl.models.files.lora_names import find_place
 from flowrl.runs.export.export import TrainedPart, write_kohya, write_lora, write_peft
 from flowrl.runs.export.kohya import fuse
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrl.core.errors import FlowRLError, ModelError, RunError
-from flowrl.models.lora_files.read import read_lora
+from flowrl.models.files.lora_read import read_lora
 from flowrl.runs.export.export import TrainedPart, trained_part
 from flowrl.runs.export.merge import merge_lora
 from flowrl.training.start_weights import start_from
@@ -262,7 +262,7 @@ def test_layers_that_the_run_does_not_train(
 ) -> None:
     path = LAYOUTS["diffusers"](cases("sd3.5").trained, tmp_path / "mine")
     model = folders.load("sd3.5", lora={"rank": 2, "targets": ["attn.to_q"]})
-    wanted = r"13 of its 15 layers .*model\.lora\.targets to \[attn\.to_q, attn\.add_k_proj, .*attn\.to_v"
+    wanted = r"13 of its 15 layers .*lora\.targets to \[attn\.to_q, attn\.add_k_proj, .*attn\.to_v"
     with pytest.raises(ModelError, match=wanted):
         begin(model, path)
     model = folders.load("sd3.5", tune="full", layers=["attn.to_q"])

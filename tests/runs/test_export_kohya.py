@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import Architecture, build
 from flowrl.cost.released_models import RELEASED
-from flowrl.models.lora_files.names import Layer
+from flowrl.models.files.lora_names import Layer
 from flowrl.runs.export.kohya import fuse, kohya_weights
 
 RANK, SCALE, INPUTS = 4, 3.0, 5

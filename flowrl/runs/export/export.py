@@ -21,7 +21,8 @@ from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
-from flowrl.models.lora_files.names import Layer
+from flowrl.models.files.lora_names import Layer
+from flowrl.models.files.weights import weight_files
 from flowrl.models.options import pick_dtype
 from flowrl.models.wan_experts import Experts
 from flowrl.runs.export.card import base_name, write_card
@@ -39,11 +40,9 @@ ADAPTER = "default"  # the name that peft gives the adapter
 
 
 INDEX = "model_index.json"
-# Variants such as model.fp16.safetensors, and weights in other formats, stay behind.
-_COPIED = re.compile(
-    r"[\w-]+\.(json|txt|model|jinja)|(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors"
-)
-_SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.json")
+# beside the weights: variants such as model.fp16.safetensors stay behind where there are others
+_COPIED = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
+_SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.(\w+\.)?json")
 
 Change = Callable[[Tensor], Tensor]
 """``change(stored) -> new``, of a tensor's shape, in float32."""
@@ -364,10 +363,15 @@ def write_pipeline(
     All tensors are stored in ``dtype``; with None the changed ones in float32 and the others as
     they are, so that no number is rounded. A part whose folder is missing becomes null in the
     index. Licence files come along. Raise ModelError if a tensor to change is not there, or stored
-    in whole numbers.
+    in whole numbers, or if a part's name is no name of a folder.
     """
-    # part by part
+    # part by part; a name that leads elsewhere would be read, and written, there
     index = json.loads((base / INDEX).read_text(encoding="utf-8"))
+    strange = [name for name in index if not re.fullmatch(r"\w+", name)]
+    if strange:
+        raise ModelError(
+            f"{base / INDEX}: expected names of letters, digits and _, got {strange[0]!r}"
+        )
     missing = {(part, name) for part, tensors in changes.items() for name in tensors}
     total = len(missing)
     for name, entry in index.items():
@@ -394,16 +398,21 @@ def write_pipeline(
 def _write_part(
     source: Path, out: Path, changes: dict[str, Change], dtype: torch.dtype | None
 ) -> set[str]:
-    """Write one part's folder -> the names of the tensors that were changed."""
+    """Write one part's folder -> the names of the tensors that were changed. Of a part with a
+    variant alone, the files get the names of one without."""
     out.mkdir()
     found: set[str] = set()
+    weighty = any(source.glob("*.safetensors"))
+    files, variant = weight_files(source) if weighty else ([], None)
+    middle = f".{variant}" if variant else ""
     for file in sorted(source.iterdir()):
-        if not (_COPIED.fullmatch(file.name) or _SHARDS.fullmatch(file.name)):
-            continue
-        if file.suffix == ".safetensors" and (changes or dtype is not None):
-            found |= _write_tensors(file, out / file.name, changes, dtype)
-        else:
-            shutil.copyfile(file, out / file.name)
+        target = out / file.name.replace(middle, "", 1)
+        if file in files and (changes or dtype is not None):
+            found |= _write_tensors(file, target, changes, dtype)
+        elif file in files or _COPIED.fullmatch(file.name):
+            shutil.copyfile(file, target)
+        elif len(files) > 1 and _SHARDS.fullmatch(file.name) and middle in file.name:
+            target.write_text(file.read_text(encoding="utf-8").replace(middle, ""))
     for shards in out.glob("*.safetensors.index.json"):
         _set_size(shards, out.glob("*.safetensors"))
     return found

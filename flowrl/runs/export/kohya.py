@@ -1,7 +1,7 @@
 """The LoRA layout of kohya's sd-scripts and musubi-tuner, which ComfyUI reads too.
 
 A key is ``lora_unet_`` and the layer's name in the model's own code
-(`flowrl.models.lora_files.names`), dots written as ``_``, then ``lora_down.weight`` [r, in],
+(`flowrl.models.files.lora_names`), dots written as ``_``, then ``lora_down.weight`` [r, in],
 ``lora_up.weight`` [out, r] and ``alpha``; the weight moves by ``alpha / r * up @ down``.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.models.lora_files.names import Layer, Place, find_place
+from flowrl.models.files.lora_names import Layer, Place, find_place
 
 
 def kohya_weights(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
 from flowrl.core.files import is_finite_number, read_text
-from flowrl.models.lora_files.names import Place, places_of
+from flowrl.models.files.lora_names import Place, places_of
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
 SECOND_LORA_FILE = "pytorch_lora_weights_2.safetensors"  # of Wan 2.2's second expert

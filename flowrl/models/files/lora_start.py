@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
 from flowrl.core.processes import whole
-from flowrl.models.lora_files.read import BASE, Update, read_lora, trimmed
+from flowrl.models.files.lora_read import BASE, Update, read_lora, trimmed
 from flowrl.models.wan_experts import Experts
 
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"

@@ -1,1 +1,0 @@
-"""LoRA files of other programs: what they call layers, and how they are read."""

@@ -19,6 +19,7 @@ from flowrl.core.shipped_files import resource
 from flowrl.models.files.lora_read import files_of, looks_like_lora
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import CheckpointTensors
+from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.weights import put_saved, put_weights
 
 
@@ -50,6 +51,9 @@ def start_from(
     """
     paths = [_file_of(one, key) for one in names_of(start)]
     _check_alike(paths, key)
+    for path in paths:
+        if not _is_lora(path, params):
+            check_meaning(_state_of(path), identity_of(model), path)
     if len(paths) > 1:
         runs = ((str(path), _tensors(path, params, key, model)) for path in paths)
         put_weights(params, _of_kinds(mean_weights(runs), params), paths[0])
@@ -115,14 +119,24 @@ def _lora_of(path: Path) -> tuple[int, float] | None:
     or trains no LoRA."""
     from flowrl.models.lora import LoraOptions  # late: it loads peft
 
-    file = (path if path.is_dir() else path.parent) / checkpoint.STATE
     try:
-        config = parse_yaml(json.loads(file.read_text(encoding="utf-8"))["config"], str(file))
+        config = parse_yaml(_state_of(path)["config"], str(path))
         model = config["model"]
         lora = LoraOptions(**(model.get("lora") or {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return None
     return None if model.get("tune", "lora") != "lora" else (lora.rank, lora.alpha)
+
+
+def _state_of(path: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, given its folder or a file in it; {} where there is none,
+    or it is damaged."""
+    file = (path if path.is_dir() else path.parent) / checkpoint.STATE
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _tensors(

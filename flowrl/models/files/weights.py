@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ STEMS = ("diffusion_pytorch_model", "model")  # of diffusers, of transformers
 ENDING, INDEX = ".safetensors", ".safetensors.index"
 _SINGLE = re.compile(rf"({'|'.join(STEMS)})\.(?P<variant>\w+)\.safetensors")
 _INDEX = re.compile(rf"({'|'.join(STEMS)})\.safetensors\.index\.(?P<variant>\w+)\.json")
+SEEN = 256  # bytes of each tensor that a fingerprint reads
 FIRST_VARIANTS = ("fp16", "bf16")  # of several, where there is no other file
 
 # Tensors that public files have and the networks of today compute by themselves: places of tokens,
@@ -69,6 +71,32 @@ def _shards(index: Path) -> list[Path]:
     if strange:
         raise ModelError(f"{index}: expected names of files beside it, got {strange[0]!r}")
     return [index.with_name(name) for name in names]
+
+
+def fingerprint(folders: Iterable[Path]) -> str:
+    """Return a hash of the weights in some parts' files: each tensor's name, shape, dtype and first
+    numbers, whatever the files are called and wherever they lie. Raises ModelError."""
+    found = []
+    for folder in folders:
+        for file in weight_files(folder).files:
+            found += _first_numbers(file)
+    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]
+
+
+def _first_numbers(file: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yield name, kind and first bytes of each tensor of a file. Raises ModelError."""
+    try:
+        with file.open("rb") as stored:
+            length = int.from_bytes(stored.read(8), "little")
+            header = json.loads(stored.read(length))
+            header.pop("__metadata__", None)
+            for name, about in header.items():
+                begin, end = about["data_offsets"]
+                stored.seek(8 + length + begin)
+                first = stored.read(min(SEEN, end - begin))
+                yield name, f"{about['dtype']} {about['shape']}", first
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file}: corrupt or truncated: {error}; copy the file again") from error
 
 
 def no_weights(folder: Path) -> str:

@@ -59,7 +59,7 @@ def check_meaning(state: Mapping[str, Any], now: Mapping[str, Any], where: Path 
         then = kept.get(key, value if own else _NOTHING)
         if then is _NOTHING:
             raise CheckpointError(f"{where}: {KEY}: {key} is missing; take another checkpoint")
-        if then != value:
+        if then != value or isinstance(then, bool) != isinstance(value, bool):
             raise CheckpointError(
                 f"{key}: {'the model' if own else 'the config'} says {_shown(value)}, and {where} "
                 f"was trained with {_shown(then)}: its numbers would mean something else; set it "

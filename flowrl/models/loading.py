@@ -107,7 +107,7 @@ def load_pipeline(
     networks = [name for name in dtypes if name in stored and name not in kinds]
     variants = [weight_files(folder / name).variant for name in networks]
     variant = next(filter(None, variants), None)
-    how = {"dtype": {"default": dtype, **dtypes}, "variant": variant}
+    how: dict[str, Any] = {"dtype": {"default": dtype, **dtypes}, "variant": variant}
     read = partial(_read, pipeline_class, folder, kinds, **how)
     pipeline = read(
         absent + [*encoders] * (not with_encoders),
@@ -115,10 +115,10 @@ def load_pipeline(
         hollow={name: index[name][1] for name in networks if hollow},
     )
     for name in networks:
-        network = getattr(pipeline, name)
-        names = _names(network, quantized=quantization is not None)
-        more = stored[name] - names - {*network.state_dict()}
-        ignored = network._keys_to_ignore_on_load_unexpected or ()
+        made: Any = getattr(pipeline, name)
+        names = _names(made, quantized=quantization is not None)
+        more = stored[name] - names - {*made.state_dict()}
+        ignored = made._keys_to_ignore_on_load_unexpected or ()
         check_complete(folder / name, names - stored[name], more, ignored)
     return Loaded(pipeline, folder, encoders, partial(read, [*absent, *networks, *seers]))
 

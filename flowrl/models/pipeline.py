@@ -143,12 +143,11 @@ class TunedPipeline:
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's
-        rank and alpha, the networks' settings, which path of noise they predict, and the frozen
-        weights."""
+        alpha, the networks' settings, which path of noise they predict, and the frozen weights."""
         found: dict[str, Any] = {}
         tuning, scheduler = self.tuning, self.pipeline.scheduler.config
         if tuning.tune == "lora":
-            found |= {"model.lora.rank": tuning.lora.rank, "model.lora.alpha": tuning.lora.alpha}
+            found["model.lora.alpha"] = tuning.lora.alpha
         for prefix in self._folders:
             config = self.network.get_submodule(prefix.removesuffix(".")).config
             settings = {k: v for k, v in config.items() if not k.startswith(("_", "quantization"))}

@@ -21,7 +21,7 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 def added(model: Any) -> dict[str, Tensor]:
     """Return what each adapter of a model adds to its weight, as peft computes it."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, module in model.network.named_modules():
         if isinstance(module, BaseTunerLayer):
             found[name] = module.get_delta_weight("default").detach()
@@ -29,7 +29,7 @@ def added(model: Any) -> dict[str, Tensor]:
 
 
 def _bare(trained: TrainedPart) -> dict[str, Tensor]:
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, layer in trained.layers.items():
         found |= {name + DOWN: layer.down, name + UP: layer.up}
         found[f"{name}.alpha"] = torch.tensor(float(trained.lora["lora_alpha"]))
@@ -82,7 +82,7 @@ def onetrainer_layout(trained: TrainedPart, folder: Path) -> Path:
 def comfy_layout(trained: TrainedPart, folder: Path) -> Path:
     """As ComfyUI's own models have it: names of the reference code with dots, one matrix A for
     layers that are held as one."""
-    network, found = trained.module(), {}
+    network, found = trained.module(), dict[str, Tensor]()
     for name in trained.layers:
         place = find_place(name, type(network).__name__, network.config)
         layers, rows = trained.layers, trained.module
@@ -97,7 +97,7 @@ def comfy_layout(trained: TrainedPart, folder: Path) -> Path:
 
 def old_layout(trained: TrainedPart, folder: Path) -> Path:
     """As diffusers saved it in 2023, with alphas beside."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, layer in trained.layers.items():
         key = f"{trained.network}.{name}"
         found |= {f"{key}.lora.down.weight": layer.down, f"{key}.lora.up.weight": layer.up}

@@ -114,7 +114,7 @@ def halved(folder: Path) -> None:
             save_file(tensors, new, metadata={"format": "pt"})
             continue
         names = sorted(tensors)
-        where = {}
+        where: dict[str, str] = {}
         for number, some in enumerate((names[::2], names[1::2]), 1):
             shard = f"{file.stem}.fp16-{number:05d}-of-00002.safetensors"
             save_file({k: tensors[k] for k in some}, file.with_name(shard), {"format": "pt"})

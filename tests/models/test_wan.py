@@ -24,11 +24,11 @@ from wankit import SIZE, STEPS, drawn, ours, theirs
 
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.models.files.lora_read import SECOND_LORA_FILE
 from flowrl.models.loading import PipelinePart, load_pipeline
 from flowrl.models.wan import PARTS, wan
 from flowrl.models.wan_i2v import CLIP_VISION, IMAGE_ENCODER, WanTI2V, wan_i2v
 from flowrl.runs.export.export import _choose, trained_part, write_lora, write_merged
-from flowrl.runs.export.usage import SECOND_LORA_FILE
 
 # shift 3, ten steps: diffusers 0.42.1, as the reference has it to seven digits
 SIGMAS = [0.999999, 0.964324, 0.9231657, 0.8751562, 0.8184296]

@@ -76,7 +76,7 @@ def _shards(index: Path) -> list[Path]:
 def fingerprint(folders: Iterable[Path]) -> str:
     """Return a hash of the weights in some parts' files: each tensor's name, shape, dtype and first
     numbers, whatever the files are called and wherever they lie. Raises ModelError."""
-    found = []
+    found: list[tuple[str, str, bytes]] = []
     for folder in folders:
         for file in weight_files(folder).files:
             found += _first_numbers(file)

@@ -202,9 +202,11 @@ ARCHITECTURES = {
 }
 
 
-def modelspec(trained: TrainedPart, code: str = "diffusers") -> dict[str, str]:
+def modelspec(
+    trained: TrainedPart, *, code: str = "diffusers", whole: bool = False
+) -> dict[str, str]:
     """Return the metadata of a file in the words of Stability AI's ModelSpec 1.0.0; `code` says in
-    whose names the layers are."""
+    whose names the layers are, `whole` that it is no LoRA."""
     network, scheduler = trained.module(), trained.pipeline.scheduler.config
     kind = ARCHITECTURES.get(type(network).__name__, type(network).__name__)
     if type(network).__name__ == "UNet2DConditionModel":
@@ -212,7 +214,7 @@ def modelspec(trained: TrainedPart, code: str = "diffusers") -> dict[str, str]:
         kind = f"stable-diffusion-{wide}"
     found = {
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": f"{kind}/lora" if trained.layers else kind,
+        "modelspec.architecture": kind if whole else f"{kind}/lora",
         "modelspec.implementation": code,
         "modelspec.title": trained.name,
         "modelspec.description": "trained by reinforcement learning with flowrl",
@@ -246,7 +248,25 @@ def write_peft(trained: TrainedPart, folder: Path) -> None:
     ]  # peft made a set of it, which has another order each time
     config.save_pretrained(str(folder))
     tensors = {f"base_model.model.{key}": value for key, value in _peft_weights(trained).items()}
-    save_file(tensors, folder / PEFT_FILE, metadata={"format": "pt", **modelspec(trained)})
+    save_sorted(tensors, folder / PEFT_FILE, metadata={"format": "pt", **modelspec(trained)})
+
+
+def save_sorted(
+    tensors: Mapping[str, Tensor], file: Path, *, metadata: Mapping[str, str] | None
+) -> None:
+    """Write a safetensors file whose metadata is in the order of its keys, so that two files of the
+    same content are the same bytes; the library takes any order."""
+    save_file(dict(tensors), file, metadata=dict(metadata) if metadata else None)
+    with file.open("r+b") as stored:
+        length = int.from_bytes(stored.read(8), "little")
+        header = json.loads(stored.read(length))
+        if "__metadata__" not in header:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:
+            stored.seek(8)
+            stored.write(text.ljust(length))
 
 
 def _add_modelspec(file: Path, spec: Mapping[str, str]) -> None:
@@ -254,7 +274,7 @@ def _add_modelspec(file: Path, spec: Mapping[str, str]) -> None:
     with safe_open(file, framework="pt") as stored:
         names, about = stored.keys(), stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in names}
-    save_file(tensors, file, metadata={**about, **spec})
+    save_sorted(tensors, file, metadata={**about, **spec})
 
 
 def write_kohya(trained: TrainedPart, folder: Path) -> None:
@@ -271,7 +291,7 @@ def write_kohya(trained: TrainedPart, folder: Path) -> None:
         )
         name = _kohya_file(trained) if part is trained else low_noise(_kohya_file(trained))
         about = {"format": "pt", **modelspec(part, code="sd-scripts")}
-        save_file(_cast(tensors, trained.dtype), folder / name, metadata=about)
+        save_sorted(_cast(tensors, trained.dtype), folder / name, metadata=about)
 
 
 def _rows(trained: TrainedPart, layer: str) -> int:
@@ -285,7 +305,7 @@ def write_merged(trained: TrainedPart, folder: Path) -> None:
     base = Path(trained.pipeline.name_or_path)
     parts = [part for part in (trained, trained.second) if part]
     changes = {part.network: _changes(part) for part in parts}
-    specs = {part.network: modelspec(part) for part in parts}
+    specs = {part.network: modelspec(part, whole=True) for part in parts}
     write_pipeline(base, folder, changes=changes, dtype=trained.dtype, about=specs)
 
 
@@ -496,7 +516,7 @@ def _write_tensors(
             tensors[name] = (
                 value.to(dtype) if dtype is not None and value.is_floating_point() else value
             )
-    save_file(tensors, out, metadata=about)
+    save_sorted(tensors, out, metadata=about)
     return changes.keys() & tensors.keys()
 
 

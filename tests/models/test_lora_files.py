@@ -17,12 +17,14 @@ from lorakit import LAYOUTS, added, changed, kohya_layout
 from modelkit import perturb
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from toykit import toy
 
 from flowrl.core.errors import FlowRLError, ModelError, RunError
 from flowrl.models.files.lora_read import read_lora
 from flowrl.runs.export.export import TrainedPart, trained_part
 from flowrl.runs.export.merge import merge_lora
 from flowrl.training.start_weights import start_from
+from flowrl.training.trainer import Trainer
 
 NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2", "flux2_klein"]
 # not kohya's of SD3, which diffusers does not read, nor of FLUX, whose real sizes are in its code
@@ -306,6 +308,26 @@ def test_damaged_files(folders: Folders, tmp_path: Path) -> None:
             read_lora(file, {"": model.network})
         with pytest.raises(FlowRLError):
             begin(model, file)
+
+
+def test_a_run_begins_with_it(
+    folders: Folders, cases: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """By `train.start`, alone and as one of two whose mean is taken; what the run keeps is its own,
+    and a copy `ref` is the base model without the file."""
+    case = cases("sd3.5")
+    path = LAYOUTS["kohya"](case.trained, tmp_path / "mine")
+    model = {"fn": "sd3", "path": str(folders["sd3.5"]), "lora": {"rank": 2, "alpha": 5}}
+    given = [f"model={json.dumps(model)}", "image={height: 32, width: 32}", "train.group=2"]
+    given += ["kl={beta: 0.1}"]
+    for start in (f"train.start={path}", f"train.start=[{path}, {path}]"):
+        run = Trainer(toy(tmp_path, *given, start))
+        close(added(run.model), case.want)
+        assert run.weights.adds_nothing("ref")
+    run.save(tmp_path / "kept")
+    again = Trainer(toy(tmp_path, *given))
+    again.load(tmp_path / "kept")
+    close(added(again.model), case.want)
 
 
 @pytest.mark.parametrize("name", ["sd3.5", "sdxl", "flux2"])

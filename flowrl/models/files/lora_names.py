@@ -125,8 +125,15 @@ _WAN = {
     "head.head": ("proj_out",),
 }
 _Z_BLOCKS = ("layers", "noise_refiner", "context_refiner")
-_Z_IMAGE = {
-    **{f"{b}.#.attention.qkv": tuple(f"{b}.#.attention.to_{n}" for n in "qkv") for b in _Z_BLOCKS},
+_Z_IMAGE: dict[str, tuple[str, ...]] = {
+    f"{b}.#.attention.qkv": (
+        f"{b}.#.attention.to_q",
+        f"{b}.#.attention.to_k",
+        f"{b}.#.attention.to_v",
+    )
+    for b in _Z_BLOCKS
+}
+_Z_IMAGE |= {
     **{f"{b}.#.attention.out": (f"{b}.#.attention.to_out.0",) for b in _Z_BLOCKS},
     "x_embedder": ("all_x_embedder.2-1",),
     "final_layer.linear": ("all_final_layer.2-1.linear",),

@@ -70,6 +70,11 @@ class PipelineModel(ABC, Generic[Options]):
         """Return what guidance leads away from; None: no prompt at all."""
         return self.options.negative_prompt
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what the trained numbers mean something with, by dotted key, as plain JSON."""
+        return self._tuned.identity
+
     def pipeline(self) -> Any:  # diffusers does not declare its pipelines' parts as attributes
         """Return diffusers' pipeline with the current weights (shared, not copied).
 

@@ -1,16 +1,17 @@
 """Find a diffusers pipeline (folder or Hugging Face id), check its parts and load it; a failure is
 one ModelError.
 
-A tensor that is not in the files is an error; the libraries would only warn, and go on with random
-weights or with none. Of a network that several processes share, each reads its own share
-(`hollow_network`, `fill`): none ever holds a whole one.
+A tensor that is not in the files is an error, and so is one that no part takes; the libraries would
+only warn, and go on with random weights, with none, or with another network. Of a network that
+several processes share, each reads its own share (`hollow_network`, `fill`): none ever holds a
+whole one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,8 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from diffusers.models.modeling_utils import no_init_weights
-from diffusers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFETENSORS_WEIGHTS_NAME
 from huggingface_hub import hf_hub_download
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
@@ -32,6 +32,8 @@ from flowrl.core.files import read_text
 from flowrl.core.processes import shared_as
 from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
+from flowrl.models.files.single import convert, converted, what_it_is
+from flowrl.models.files.weights import check_complete, stored_tensors, weight_files
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
@@ -85,13 +87,13 @@ def load_pipeline(
     folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights that
     are corrupt or incomplete.
     """
-    source = locate(path)
+    source = locate(path, pipeline_class)
     accepted = (pipeline_class.__name__, *also_from)
     folder = source if isinstance(source, Path) else _download(pipeline_class, source, accepted)
     index = _read_index(folder, accepted)
     wanted = {name: entry for name, entry in index.items() if name not in leave_out}
     absent = [*dict.fromkeys([*_absent_parts(folder, wanted, parts), *leave_out])]
-    stored = {}
+    stored: dict[str, set[str]] = {}
     for name in parts:
         if name not in absent:
             stored[name] = _check_part(folder / name, index[name][1])
@@ -102,16 +104,22 @@ def load_pipeline(
     if quantization is not None:  # of the networks that are there
         mapping = quantization.quant_mapping
         quantization.quant_mapping = {name: mapping[name] for name in mapping if name in stored}
-    read = partial(_read, pipeline_class, folder, kinds, dtype={"default": dtype, **dtypes})
     networks = [name for name in dtypes if name in stored and name not in kinds]
+    variants = [weight_files(folder / name).variant for name in networks]
+    variant = next(filter(None, variants), None)
+    how: dict[str, Any] = {"dtype": {"default": dtype, **dtypes}, "variant": variant}
+    read = partial(_read, pipeline_class, folder, kinds, **how)
     pipeline = read(
         absent + [*encoders] * (not with_encoders),
         quantization=quantization,
         hollow={name: index[name][1] for name in networks if hollow},
     )
     for name in networks:
-        names = _names(getattr(pipeline, name), quantized=quantization is not None)
-        check_complete(folder / name, names - stored[name])
+        made: Any = getattr(pipeline, name)
+        names = _names(made, quantized=quantization is not None)
+        more = stored[name] - names - {*made.state_dict()}
+        ignored = made._keys_to_ignore_on_load_unexpected or ()
+        check_complete(folder / name, names - stored[name], more, ignored)
     return Loaded(pipeline, folder, encoders, partial(read, [*absent, *networks, *seers]))
 
 
@@ -122,6 +130,7 @@ def _read(
     absent: list[str],
     *,
     dtype: dict[str, torch.dtype],
+    variant: str | None,
     quantization: Any = None,
     hollow: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
@@ -141,6 +150,7 @@ def _read(
                 use_safetensors=True,
                 local_files_only=True,
                 quantization_config=quantization,
+                variant=variant,
                 # a null part of diffusers' signature counts as missing unless passed by name
                 **dict.fromkeys(absent),
                 **parts,
@@ -153,9 +163,10 @@ def _read(
         ) from error
 
 
-def locate(path: str) -> Path | str:
+def locate(path: str, pipeline_class: Any = None) -> Path | str:
     """Return the folder that ``path`` names, or ``path`` itself if it reads as a Hugging Face id
-    (owner/name). Raise ModelError for what is neither."""
+    (owner/name). A single safetensors file is the folder that it was converted into, or is now if
+    there is a ``pipeline_class``. Raise ModelError for what is neither."""
     try:
         # an id is asked about often: no search for similar names then
         folder = find_resource(path)
@@ -168,9 +179,18 @@ def locate(path: str) -> Path | str:
             "such as"
             f" 'owner/name'. {error}"
         ) from error
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: expected the folder of a diffusers pipeline, got a file")
-    return folder
+    if folder.is_dir():
+        return folder
+    if pipeline_class is not None:
+        with without_bars():
+            return convert(folder, pipeline_class)
+    known = converted(folder)
+    if known is None:
+        raise ModelError(
+            f"{folder}: a single file, which is converted when the model is first loaded: run "
+            "`flowrl doctor` with it, or train"
+        )
+    return known
 
 
 def _download(pipeline_class: Any, repo: str, accepted: tuple[str, ...]) -> Path:
@@ -200,6 +220,7 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
     if not file.is_file():
         raise ModelError(
             f"{folder}: expected a diffusers pipeline, but there is no model_index.json in it"
+            f"{what_it_is(folder)}"
         )
     index = _read_json(file)
     # the class says whether this adapter knows what the network expects
@@ -210,6 +231,10 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
             f"{file}: expected _class_name {wanted}, got {found!r}; this model needs another "
             "adapter"
         )
+    # a part's name is that of its folder
+    strange = [name for name in index if not re.fullmatch(r"\w+", name)]
+    if strange:
+        raise ModelError(f"{file}: expected names of letters, digits and _, got {strange[0]!r}")
     # a list names the library and the class of a part; what is no list is a setting
     broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]
     if broken:
@@ -273,31 +298,7 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     if not config.is_file():
         raise ModelError(f"{folder}: no {config.name} in it")
     _read_json(config)
-    return set() if "Scheduler" in kind else _stored_tensors(folder)
-
-
-def _stored_tensors(folder: Path) -> set[str]:
-    """Return the tensor names in a folder's safetensors files, reading the headers only."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelError(
-            f"{folder}: no *.safetensors file; flowrl never unpickles weights. Load the model once "
-            "with diffusers and"
-            " save it with save_pretrained(folder, safe_serialization=True)"
-        )
-    names: set[str] = set()
-    for file in files:
-        try:
-            # large models come in several files; no weight is read
-            with safe_open(file, framework="pt") as tensors:
-                names.update(tensors.keys())
-        except (
-            Exception
-        ) as error:  # SafetensorError and OSError alike: torn, truncated or unreadable
-            raise ModelError(
-                f"{file}: corrupt or truncated: {first_line(error)}; copy the file again"
-            ) from error
-    return names
+    return set() if "Scheduler" in kind else stored_tensors(weight_files(folder).files)
 
 
 def _names(network: torch.nn.Module, *, quantized: bool) -> set[str]:
@@ -348,8 +349,8 @@ def read_parts(
     """Read text and image encoders and VAE of a pipeline on the CPU -> {name: module}.
 
     `kinds` {name: class of diffusers or transformers}; `dtypes` as a pipeline takes them, with a
-    "default". Raises ModelError that names file and tensor if one is missing; what the libraries
-    raise else.
+    "default". Raises ModelError that names file and tensor if one is missing, or is there and not
+    taken; what the libraries raise else.
     """
     parts = {}
     for name, kind in kinds.items():
@@ -360,22 +361,10 @@ def read_parts(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            variant=weight_files(folder / name).variant,
         )
-        check_complete(folder / name, info["missing_keys"])
+        check_complete(folder / name, info["missing_keys"], info["unexpected_keys"])
     return parts
-
-
-def check_complete(folder: Path, missing: Collection[str]) -> None:
-    """Raise ModelError if tensors are missing in the files of a part."""
-    if not missing:
-        return
-    files = sorted(folder.glob("*.safetensors"))
-    where = files[0] if len(files) == 1 else folder
-    shown = ", ".join(sorted(missing)[:3])
-    raise ModelError(
-        f"{where}: {len(missing)} tensors are missing from its safetensors files, such as {shown}; "
-        "copy the file again, or save the part again with save_pretrained"
-    )
 
 
 def hollow_network(folder: Path, kind: str, dtype: torch.dtype) -> Any:
@@ -429,18 +418,6 @@ def fill(
             if name.startswith(prefix):
                 wanted[name.removeprefix(prefix).replace(BASE, ".")] = tensor
         try:
-            read_into(wanted, weight_files(folder))
+            read_into(wanted, weight_files(folder).files)
         except (OSError, SafetensorError, ValueError) as error:
             raise ModelError(f"{folder}: cannot be read: {error}; copy the files again") from error
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files that diffusers reads of a part. Raises ModelError."""
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if not index.is_file():
-        return [folder / SAFETENSORS_WEIGHTS_NAME]
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise ModelError(f"{index}: not an index of weights: {error}; copy it again") from error
-    return [folder / name for name in sorted(set(names))]

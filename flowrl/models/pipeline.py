@@ -3,6 +3,8 @@ its prompts encoded once."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,11 +16,23 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
+from flowrl.models.files.weights import fingerprint
 from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
 from flowrl.models.lora import first_values, without_adapters
 from flowrl.models.options import Tuning, trained_parameters, tune_network
 from flowrl.models.prompt_encoding import Encode, TextCache, Texts, readers_of
 from flowrl.models.runtime import GraphSteps, context_size, quantization, set_up, share_context
+
+# settings of a scheduler that say what a network predicts, and at which noise
+PATH_KEYS = (
+    "prediction_type",
+    "num_train_timesteps",
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "trained_betas",
+    "rescale_betas_zero_snr",
+)
 
 
 def load_for_tuning(
@@ -100,7 +114,8 @@ class TunedPipeline:
         names = {"": network}
         if joined is not None:
             names = {f"{name}.": name for name, _ in joined.named_children()}
-        self._set_up_network({prefix: loaded.folder / name for prefix, name in names.items()})
+        self._folders = {prefix: loaded.folder / name for prefix, name in names.items()}
+        self._set_up_network(self._folders)
 
         # Text encoders work through a memory of what they encoded.
         tokenizers = self._tokenizers()
@@ -124,6 +139,23 @@ class TunedPipeline:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
         return trained_parameters(self.network)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's
+        alpha, the networks' settings, which path of noise they predict, and the frozen weights."""
+        found: dict[str, Any] = {}
+        tuning, scheduler = self.tuning, self.pipeline.scheduler.config
+        if tuning.tune == "lora":
+            found["model.lora.alpha"] = tuning.lora.alpha
+        for prefix in self._folders:
+            config = self.network.get_submodule(prefix.removesuffix(".")).config
+            settings = {k: v for k, v in config.items() if not k.startswith(("_", "quantization"))}
+            found |= {f"network.{prefix}{key}": value for key, value in settings.items()}
+        found |= {f"scheduler.{key}": scheduler[key] for key in PATH_KEYS if key in scheduler}
+        if tuning.tune == "lora" or tuning.layers is not None:
+            found["base model"] = fingerprint(self._folders.values())
+        return dict(json.loads(json.dumps(found, default=str)))
 
     def whole(self) -> Any:
         """Return the pipeline with its text encoders, which are loaded now if they were not needed

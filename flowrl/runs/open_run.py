@@ -23,6 +23,7 @@ from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
 from flowrl.training.checkpoint_state import checked_iteration
+from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.run import build_model, use_threads
 from flowrl.training.weights import Weights, put_saved
 
@@ -180,6 +181,7 @@ def load_run(
     folder = path if path != run else chosen_checkpoint(run, iteration)
     files, state = checkpoint.open_checkpoint(folder)
     done = checked_iteration(state, folder / checkpoint.STATE)
+    check_meaning(state, identity_of(model), folder)
     name = weights or config.eval.weights
     if name not in files:
         there = ", ".join(files.keys() - {"optimizer"})

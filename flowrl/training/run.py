@@ -274,7 +274,7 @@ def make_run(
     run.parts.ask("model_ready", run)
     # the weights that training begins with
     if config.train.start:
-        start_from(config.train.start, params)
+        start_from(config.train.start, params, model=made)
     run.parts.ask("weights_ready", run)
     return run
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrl.config.overrides import parse_yaml
 from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.core.processes import shared_as, whole
 from flowrl.core.shipped_files import resource
+from flowrl.models.files.lora_read import files_of, looks_like_lora
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import CheckpointTensors
+from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.weights import put_saved, put_weights
 
 
@@ -31,28 +35,68 @@ def names_of(start: str | Sequence[str]) -> list[str]:
 
 
 def start_from(
-    start: str | Sequence[str], params: dict[str, nn.Parameter], key: str = "train.start"
+    start: str | Sequence[str],
+    params: dict[str, nn.Parameter],
+    key: str = "train.start",
+    model: Any = None,
 ) -> None:
-    """Put the weights that a key such as `train.start` names into the parameters: a safetensors
-    file of them, a checkpoint, or a run's newest one, of which the averaged weights are taken if
-    there are any. Of several the mean, as `mean_weights` says.
+    """Put the weights that a key such as `train.start` names into the parameters of a model: a
+    safetensors file of them, a checkpoint, or a run's newest one, of which the averaged weights are
+    taken if there are any; or a LoRA file of another program (`flowrl.models.files.lora_start`). Of
+    several the mean, as `mean_weights` says.
 
-    Raises: ConfigError if there is none, CheckpointError if they do not fit the model, are another
-    program's LoRA, or differ in their tensors or LoRA's rank or alpha, or are to be averaged and
-    not finite.
+    Raises: ConfigError if there is none, CheckpointError if they do not fit the model, or differ
+    in their tensors or LoRA's rank or alpha, or are to be averaged and not finite; ModelError for a
+    LoRA file that cannot be taken whole.
     """
     paths = [_file_of(one, key) for one in names_of(start)]
     _check_alike(paths, key)
+    for path in paths:
+        if not _is_lora(path, params):
+            check_meaning(_state_of(path), identity_of(model), path)
     if len(paths) > 1:
-        runs = ((str(path), _tensors(path, params, key)) for path in paths)
+        runs = ((str(path), _tensors(path, params, key, model)) for path in paths)
         put_weights(params, _of_kinds(mean_weights(runs), params), paths[0])
         return
     path = paths[0]
-    if path.is_dir():
+    if _is_lora(path, params):
+        _put_lora(path, params, model)
+    elif path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
         put_saved(params, files, _averaged(files))
-        return
-    put_weights(params, _of_kinds(_tensors(path, params, key), params), path)
+    else:
+        put_weights(params, _of_kinds(_tensors(path, params, key, model), params), path)
+
+
+@torch.no_grad()
+def _put_lora(path: Path, params: Mapping[str, nn.Parameter], model: Any) -> None:
+    """Begin with a LoRA of another program, one parameter after the other."""
+    for name, rows in _of_lora(path, params, model):
+        params[name].copy_(shared_as(rows.to(params[name].dtype), params[name]))
+
+
+def _of_lora(
+    path: Path, params: Mapping[str, nn.Parameter], model: Any
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a LoRA file makes of the parameters that it changes."""
+    from flowrl.models.files.lora_start import started  # late: it loads peft
+
+    own = _lora_of(path)  # of a run that trained LoRA, where this one trains whole layers
+    known = None if own is None else own[1] / own[0]
+    return started(path, getattr(model, "network", None), params, known)
+
+
+def _is_lora(path: Path, params: Mapping[str, nn.Parameter]) -> bool:
+    """Say whether a file or folder holds a LoRA of another program, or of a run that trained other
+    parameters than these. Raises CheckpointError for what is no safetensors file."""
+    if path.is_dir():
+        return not (path / checkpoint.MANIFEST).is_file()
+    try:
+        with safe_open(path, framework="pt") as stored:
+            names = [*stored.keys()]
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: no safetensors file: {error}") from error
+    return params.keys().isdisjoint(names) and looks_like_lora(names)
 
 
 def _check_alike(paths: Sequence[Path], key: str) -> None:
@@ -75,9 +119,8 @@ def _lora_of(path: Path) -> tuple[int, float] | None:
     or trains no LoRA."""
     from flowrl.models.lora import LoraOptions  # late: it loads peft
 
-    file = (path if path.is_dir() else path.parent) / checkpoint.STATE
     try:
-        config = parse_yaml(json.loads(file.read_text(encoding="utf-8"))["config"], str(file))
+        config = parse_yaml(_state_of(path)["config"], str(path))
         model = config["model"]
         lora = LoraOptions(**(model.get("lora") or {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
@@ -85,22 +128,31 @@ def _lora_of(path: Path) -> tuple[int, float] | None:
     return None if model.get("tune", "lora") != "lora" else (lora.rank, lora.alpha)
 
 
-def _tensors(path: Path, params: Mapping[str, nn.Parameter], key: str) -> dict[str, Tensor]:
+def _state_of(path: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, given its folder or a file in it; {} where there is none,
+    or it is damaged."""
+    file = (path if path.is_dir() else path.parent) / checkpoint.STATE
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tensors(
+    path: Path, params: Mapping[str, nn.Parameter], key: str, model: Any
+) -> dict[str, Tensor]:
     """Read a safetensors file, or a checkpoint's weights, whole -> {name: tensor}."""
+    if _is_lora(path, params):
+        now = {name: whole(p.detach()).cpu() for name, p in params.items()}
+        return now | dict(_of_lora(path, params, model))
     if path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
         return files[_averaged(files)]
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{key}: {path}: no safetensors file: {error}") from error
-    if params.keys().isdisjoint(tensors) and any(map(_of_lora, tensors)):
-        raise CheckpointError(
-            f"{key}: {path}: a LoRA file of another program, with names such as "
-            f"{min(tensors)}; expected weights that a run of flowrl saved. Let diffusers merge it "
-            "into the base model first: docs/models.md, Begin with a LoRA"
-        )
-    return tensors
 
 
 def _averaged(files: CheckpointTensors) -> str:
@@ -124,18 +176,15 @@ def _file_of(start: str, key: str) -> Path:
         raise ConfigError(f"{key}: {error}") from error
     if path.is_file() or (path / checkpoint.MANIFEST).is_file():
         return path
-    newest = checkpoint.latest(path) if path.is_dir() else None
+    newest = checkpoint.latest(path)
+    if newest is None and files_of(path):
+        return path
     if newest is None:
         raise ConfigError(
             f"{key}: there are no weights at {start}: expected a .safetensors file, a "
-            "checkpoint or a run with one, of the same model and layers"
+            "checkpoint or a run with one, of the same model and layers, or a folder with a LoRA"
         )
     return newest
-
-
-def _of_lora(name: str) -> bool:
-    """Say whether diffusers, peft or kohya call a tensor of a LoRA so."""
-    return any(part in name.lower() for part in ("lora_", ".lora", "hada_w", "lokr_w"))
 
 
 FIRST, SECOND = ".lora_A.", ".lora_B."

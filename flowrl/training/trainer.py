@@ -29,6 +29,7 @@ from flowrl.training import checkpoint
 from flowrl.training.batches import join
 from flowrl.training.checkpoint_state import CheckpointState, checked_state
 from flowrl.training.learn import learn
+from flowrl.training.meaning import KEY, check_meaning, meaning_of
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,
@@ -131,7 +132,7 @@ class Trainer(Run):
             parts[name] = {"files": [*kept.files], "state": dict(kept.plain)}
         # what is no tensor goes to state.json
         about = {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()}
-        about |= {"parts": parts, "monitors": self.memory}
+        about |= {"parts": parts, "monitors": self.memory, KEY: self._meaning()}
         # of tensors that are spread over processes each one writes its rows, of the rest the first
         if self.sharded:
             shares = {k: rows for k, rows in files.items() if any(map(is_share, rows.values()))}
@@ -149,15 +150,23 @@ class Trainer(Run):
         like = self._shared_as if self.sharded else None
         files, state = checkpoint.open_checkpoint(folder, like=like, world=self.world)
         try:
-            self._put(files, checked_state(state, folder / checkpoint.STATE), folder)
+            checked = checked_state(state, folder / checkpoint.STATE)
+            self._put(files, checked, folder, state)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{folder}: whole, but not what a run saves: {type(error).__name__}: {error}; "
                 "go on from another checkpoint"
             ) from error
 
+    def _meaning(self) -> dict[str, Any]:
+        return meaning_of(self.config, self.method, self.model)
+
     def _put(
-        self, files: checkpoint.CheckpointTensors, state: CheckpointState, folder: Path
+        self,
+        files: checkpoint.CheckpointTensors,
+        state: CheckpointState,
+        folder: Path,
+        raw: dict[str, Any],
     ) -> None:
         """Take over what a checkpoint holds."""
         # before a weight is changed
@@ -167,6 +176,7 @@ class Trainer(Run):
         check_settings(self.config.optimizer.kwargs, state.optimizer, f"{folder}")
         check_saved(self.params, files, "current")
         self.parts.check_states(self, [*state.parts], folder)
+        check_meaning(raw, self._meaning(), folder)
         # the parts, the weights, the optimizer
         for part in self.parts.at("state_dict"):
             kept = state.parts.get(part.title())

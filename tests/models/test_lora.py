@@ -15,12 +15,10 @@ from exportkit import draw
 from modelkit import gradients, perturb
 from peft.tuners.lora import Linear
 from tiny import tiny_sd3
-from torch import Tensor, nn
+from torch import Tensor
 
-from flowrl.core.errors import CheckpointError
 from flowrl.models.sd3 import SD3, sd3
-from flowrl.runs.export.export import trained_part, write_kohya, write_lora
-from flowrl.training.start_weights import start_from
+from flowrl.runs.export.export import trained_part, write_lora
 
 X = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(2))
 
@@ -128,22 +126,13 @@ def test_the_page_s_code_makes_a_base_model_of_it(
     draws with the LoRA loaded, which is not what the base model draws."""
     with_lora(tmp_path)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / FILE).rename("mine.safetensors")
     (code,) = blocks(section(PAGES["docs/models.md"], "Begin with a LoRA"), "python")
     exec(code, {})  # the page's own lines
     plain = StableDiffusion3Pipeline.from_pretrained("base")
     before = draw(plain, 1.0)
-    plain.load_lora_weights("mine", weight_name=FILE)
+    plain.load_lora_weights(".", weight_name="mine.safetensors")
     want = draw(plain, 1.0)
     assert (before - want).abs().max() > 0.01
     again = sd3("base-and-mine", tune="lora", lora={"rank": 2, "alpha": 2.0})
     torch.testing.assert_close(draw(again.pipeline(), 1.0), want, rtol=0, atol=1e-5)
-
-
-@pytest.mark.integration
-def test_such_a_file_is_told_from_a_run_s_weights(tmp_path: Path) -> None:
-    model = with_lora(tmp_path)
-    params = {name: nn.Parameter(p.detach().clone()) for name, p in model.trainable().items()}
-    write_kohya(trained_part(model, name="mine"), tmp_path)
-    for file in (tmp_path / "mine" / FILE, tmp_path / "mine-kohya.safetensors"):
-        with pytest.raises(CheckpointError, match=r"LoRA file of another program.*docs/models\.md"):
-            start_from(str(file), params)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from adapterkit import PROMPTS, Folders, load_folder
 from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
+from lorakit import added
 from modelkit import edit, gradients, noise, perturb, told
 from safetensors.torch import load_file, save_file
 from tinywan import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
@@ -24,11 +25,12 @@ from wankit import SIZE, STEPS, drawn, ours, theirs
 
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.models.files.lora_read import SECOND_LORA_FILE
 from flowrl.models.loading import PipelinePart, load_pipeline
 from flowrl.models.wan import PARTS, wan
 from flowrl.models.wan_i2v import CLIP_VISION, IMAGE_ENCODER, WanTI2V, wan_i2v
 from flowrl.runs.export.export import _choose, trained_part, write_lora, write_merged
-from flowrl.runs.export.usage import SECOND_LORA_FILE
+from flowrl.training.start_weights import start_from
 
 # shift 3, ten steps: diffusers 0.42.1, as the reference has it to seven digits
 SIGMAS = [0.999999, 0.964324, 0.9231657, 0.8751562, 0.8184296]
@@ -278,13 +280,29 @@ def test_no_call_straddles_the_boundary(two: Any) -> None:
     assert len(two.trainable()) == 2 * 2 * 20  # an A and a B of each layer of both
 
 
+def test_both_experts_begin_with_a_folder(two: Any, tmp_path: Path) -> None:
+    """What each expert's file adds arrives in that expert; one file for both is refused."""
+    (tmp_path / "lora").mkdir()
+    write_lora(trained_part(two), tmp_path / "lora")
+    folder = two.pipeline().name_or_path
+    model = wan(folder, guidance=4.0, guidance_2=2.0, **TEXT)
+    start_from(str(tmp_path / "lora"), model.trainable(), model=model)
+    found, want = added(model), added(two)
+    assert found.keys() == want.keys() and len({name.split(".")[0] for name in want}) == 2
+    for name, rows in want.items():
+        torch.testing.assert_close(found[name], rows, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ModelError, match="two networks, for high and for low noise"):
+        file = tmp_path / "lora" / SECOND_LORA_FILE
+        start_from(str(file), model.trainable(), model=model)
+
+
 def test_both_experts_are_exported(two: Any, tmp_path: Path) -> None:
     """LoRA in two files, each loaded by diffusers into its own expert, and both merged into a whole
     pipeline: the latents are those of the model."""
     trained = trained_part(two)
     assert trained.network == "transformer" and trained.second is not None
-    with pytest.raises(ConfigError, match="the format kohya holds one network"):
-        _choose(["kohya"], trained)
+    with pytest.raises(ConfigError, match="the format peft holds one network"):
+        _choose(["peft"], trained)
     (tmp_path / "merged").mkdir()
     (tmp_path / "lora").mkdir()
     write_merged(trained, tmp_path / "merged")

@@ -11,11 +11,13 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from exportkit import KINDS, LORA, Tuned, assert_same_image, draw, plain, tuned
-from modelkit import perturb
+from modelkit import edit, perturb
 from peft import PeftModel
+from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import tiny_sd3
 
+from flowrl.core.errors import ModelError
 from flowrl.models.sd3 import sd3
 from flowrl.runs.export.export import (
     trained_part,
@@ -23,6 +25,7 @@ from flowrl.runs.export.export import (
     write_lora,
     write_merged,
     write_peft,
+    write_pipeline,
 )
 
 pytestmark = pytest.mark.integration
@@ -162,3 +165,38 @@ def test_merging_rounds_nothing_by_itself(tmp_path: Path) -> None:
         want = stored[name] if layer is None else stored[name].float() + 3.5 * layer.up @ layer.down
         assert value.dtype == want.dtype
         torch.testing.assert_close(value, want, rtol=0, atol=1e-6 if layer else 0)
+
+
+def test_what_the_files_say_of_themselves(lora: Tuned, tmp_path: Path) -> None:
+    """In the words of ModelSpec 1.0.0, beside what each reader looks for."""
+    kinds = {"sd3": "stable-diffusion-3", "flux": "flux-1-dev", "sd15": "stable-diffusion-v1"}
+    name = next(name for name, kind in KINDS.items() if kind is lora.kind)
+    for write in (write_lora, write_peft, write_kohya, write_merged):
+        (tmp_path / write.__name__).mkdir()
+        write(lora.trained, tmp_path / write.__name__)
+        part = lora.kind.network if write is write_merged else ""
+        (file,) = (tmp_path / write.__name__ / part).glob("*.safetensors")
+        with safe_open(file, framework="pt") as stored:
+            about = stored.metadata()
+        assert about["format"] == "pt" and about["modelspec.sai_model_spec"] == "1.0.0"
+        assert about["modelspec.title"] == "tiny"
+        kind = about["modelspec.architecture"]
+        assert kind.endswith("/lora") == (write is not write_merged)
+        assert name not in kinds or kind.removesuffix("/lora") == kinds[name]
+        code = "sd-scripts" if write is write_kohya else "diffusers"
+        assert about["modelspec.implementation"] == code
+        predicts = "epsilon" if name in ("sd15", "sdxl") else None
+        assert about.get("modelspec.prediction_type") == predicts
+
+
+def test_a_part_s_name_leads_nowhere_else(tmp_path: Path) -> None:
+    """Neither is read from, nor written to."""
+    base = KINDS["sd3"].folder(tmp_path / "in/base")
+    shutil.copytree(base / "vae", tmp_path / "in/vae")
+    edit("model_index.json", **{"../vae": ["diffusers", "AutoencoderKL"]})(base)
+    (tmp_path / "out/new").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"names of letters, digits and _, got '\.\./vae'"):
+        write_pipeline(base, tmp_path / "out/new", changes={})
+    assert [*(tmp_path / "out").iterdir()] == [tmp_path / "out/new"]
+    with pytest.raises(ModelError, match=r"names of letters, digits and _, got '\.\./vae'"):
+        KINDS["sd3"].load(str(base))

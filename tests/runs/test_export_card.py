@@ -6,13 +6,16 @@ import json
 import os
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from adapterkit import PROMPTS, Folders, diffusers_images
 from exportkit import KINDS, ExportedRun, assert_code_draws, exported_facts
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from modelkit import noise, perturb
 from toykit import toy
 
@@ -80,6 +83,32 @@ def test_the_code_of_the_card_runs(
     model = open_run(exported.folder, plugins=["toykit"])[0]
     options = {"num_inference_steps": 2, "guidance_scale": 1.0, "max_sequence_length": 8}
     assert_code_draws(ModelCard.load("tiny-red/README.md").text, model, "a teal dot", options)
+
+
+TAG = "a | b\n# <img src=x> [c](http://d.e) `f` ![g](h) --- "
+
+
+def test_what_users_wrote_is_shown_as_it_is(exported: ExportedRun, tmp_path: Path) -> None:
+    """Tags of prompts, names and settings, by the reader of a hub: no mark-up of theirs, no cell or
+    block that they end, nothing in the front matter."""
+    run = copytree(exported.folder, tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()]
+    for row in lines:
+        row["tasks"] = {TAG if name == "even" else name: v for name, v in row["tasks"].items()}
+    (run / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["negative_prompt"] = "x\n```\n# out\n"
+    config["model"]["guidance"] = 2.0
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    export(run, tmp_path / "out", formats=["lora"], plugins=["toykit"])
+    text = (tmp_path / "out/README.md").read_text()
+    body = text.split("---", 2)[2]
+    html = MarkdownIt("commonmark").enable("table").render(body)
+    assert "<img src=x" not in html and "d.e" not in "".join(re.findall(r'href="[^"]*', html))
+    assert html.count("<h1>") == 1 and html.count("out</h1>") == 0
+    cells = re.findall(r"<td>(a \|.*?)</td>", html)
+    assert cells == ["a | b # &lt;img src=x&gt; [c](http://d.e) `f` ![g](h) ---"]
+    assert ModelCard(text).data.to_dict()["tags"][0] == "flowrl"
 
 
 # ----------------------------------------------------------------------------------------- its code

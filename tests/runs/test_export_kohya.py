@@ -20,8 +20,11 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from diffusers.loaders.single_file_utils import (
+    convert_flux2_transformer_checkpoint_to_diffusers,
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_sd3_transformer_checkpoint_to_diffusers,
+    convert_wan_transformer_to_diffusers,
+    convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from diffusers.utils import convert_unet_state_dict_to_peft
 from torch import Tensor, nn
@@ -29,7 +32,8 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import Architecture, build
 from flowrl.cost.released_models import RELEASED
-from flowrl.runs.export.kohya import Layer, fuse, kohya_weights
+from flowrl.models.files.lora_names import Layer, find_place
+from flowrl.runs.export.kohya import fuse, kohya_weights
 
 RANK, SCALE, INPUTS = 4, 3.0, 5
 FLUX_ROWS = {"proj_mlp": 12288, "to_q": 3072, "to_k": 3072, "to_v": 3072}
@@ -41,6 +45,12 @@ RELEASED_AS = {
     "flux": ("black-forest-labs/FLUX.1-dev", "transformer"),
     "sd15": ("stable-diffusion-v1-5/stable-diffusion-v1-5", "unet"),
     "sdxl": ("stabilityai/stable-diffusion-xl-base-1.0", "unet"),
+    "wan": ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "transformer"),
+    "wan_i2v": ("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "transformer"),
+    "z_image": ("Tongyi-MAI/Z-Image", "transformer"),
+    "flux2": ("black-forest-labs/FLUX.2-dev", "transformer"),
+    "flux2_klein": ("black-forest-labs/FLUX.2-klein-base-4B", "transformer"),
+    "qwen_image": ("Qwen/Qwen-Image", "transformer"),
 }
 
 
@@ -213,6 +223,37 @@ def test_every_linear_layer_of_the_reference_checkpoint(
         torch.testing.assert_close(converted[f"{name}.weight"], moved(layer), rtol=0, atol=1e-4)
         assert float(moved(layer).abs().max()) > 1
     assert len(names) > 300
+
+
+CONVERTERS: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "wan": convert_wan_transformer_to_diffusers,
+    "wan_i2v": convert_wan_transformer_to_diffusers,
+    "z_image": convert_z_image_transformer_checkpoint_to_diffusers,
+    "flux2": convert_flux2_transformer_checkpoint_to_diffusers,
+    "flux2_klein": convert_flux2_transformer_checkpoint_to_diffusers,
+    "qwen_image": lambda checkpoint: checkpoint,  # ComfyUI keeps diffusers' names
+}
+
+
+@pytest.mark.parametrize("model", CONVERTERS)
+def test_every_linear_layer_of_a_reference_checkpoint_that_is_given(model: str) -> None:
+    """The weights that the file moves, under the reference code's names, which diffusers turns into
+    its own: each moves as it should, and no key of the file is left over."""
+    network = released(model)
+    names = linear(network)
+    layers = adapters(names, six)
+    lora = exported(network, layers, six)
+    checkpoint = {}
+    for name in names:
+        key = find_place(name, type(network).__name__, network.config).key  # type: ignore[arg-type]
+        stem = "lora_unet_" + key.replace(".", "_")
+        down, up = lora[f"{stem}.lora_down.weight"], lora[f"{stem}.lora_up.weight"]
+        checkpoint[f"{key}.weight"] = lora[f"{stem}.alpha"] / len(down) * up @ down
+    assert {"lora_unet_" + key[:-7].replace(".", "_") for key in checkpoint} == stems(lora)
+    converted = CONVERTERS[model](checkpoint)
+    assert len(names) > 100 and converted.keys() == {f"{name}.weight" for name in names}
+    for name, layer in layers.items():
+        torch.testing.assert_close(converted[f"{name}.weight"], moved(layer), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

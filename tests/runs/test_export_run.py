@@ -242,7 +242,7 @@ def test_a_failure_leaves_nothing(
         words = "No space left on device; nothing half-written"
         refused(RunError, words, exported.folder, out, formats=list(FORMATS))
     with monkeypatch.context() as patch:
-        patch.setattr("flowrl.runs.export.kohya._SD3", {})
+        patch.setattr("flowrl.models.files.lora_names._SD3", {})
         words = "no key is known for the layer"
         refused(ModelError, words, exported.folder, out, formats=["lora", "kohya"])
     assert list(tmp_path.iterdir()) == []

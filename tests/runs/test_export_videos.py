@@ -72,7 +72,7 @@ FILMS = {
 }
 
 
-@pytest.mark.parametrize("form", ["lora", "merged"])
+@pytest.mark.parametrize("form", ["lora", "kohya", "merged"])
 @pytest.mark.parametrize("name", FILMS)
 def test_the_code_makes_the_run_s_video(
     name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -88,6 +88,11 @@ def test_the_code_makes_the_run_s_video(
     perturb(model, 0.02)
     trained = trained_part(model, name="toy")
     facts = exported_facts(config, trained, form, tmp_path)
+    if form == "kohya":
+        names = sorted(file.name for file in (tmp_path / "out").glob("*.safetensors"))
+        ends = ["-high-noise", "-low-noise"] if name == "experts" else [""]
+        assert names == [f"toy-kohya{end}.safetensors" for end in ends]
+        facts = facts._replace(kohya=names[0])
     levels = torch.randint(0, 256, (film.side, film.side, 3), generator=torch.Generator())
     source = Image.fromarray(levels.byte().numpy())
     source.save(tmp_path / "source.png")

@@ -4,6 +4,7 @@ knows. Its text is templates/model_card.md; here is what is filled in."""
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from flowrl.models.loading import locate
 from flowrl.runs.catalogue import AXES, PublishedMethod, load_methods
 from flowrl.runs.export.usage import (
     CardFacts,
+    fenced,
     files_of,
     local,
     shown,
@@ -60,7 +62,7 @@ def card(facts: CardFacts, *, grid: bool) -> str:
     c = facts.config
     return _template().render(
         front_matter=_front_matter(facts),
-        name=c.name,
+        name=plain(c.name),
         # the model
         pipeline=type(facts.pipeline).__name__,
         network=facts.network,
@@ -79,7 +81,7 @@ def card(facts: CardFacts, *, grid: bool) -> str:
         rewards=_rewards(c),
         results=_results(facts),
         versions=_versions(facts.run),
-        config=yaml.safe_dump(shown(c.to_dict()), sort_keys=False, width=110),
+        config=fenced("yaml", yaml.safe_dump(shown(c.to_dict()), sort_keys=False, width=110)),
     )
 
 
@@ -99,6 +101,20 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
     )
     return environment.get_template("model_card.md")
+
+
+_MARKS = re.compile(r"([\\`*\[\]<>|#~!&$])")
+
+
+def plain(text: str) -> str:
+    """Return a text of a user's, such as a prompt's tag, as one line that Markdown shows as it is:
+    no mark-up, no link, no end of a table's cell."""
+    return _MARKS.sub(r"\\\1", " ".join(text.split())).replace("://", ":\\/\\/")
+
+
+def _code(text: str) -> str:
+    """Return a text of a user's as code in a line."""
+    return "`" + " ".join(text.replace("`", "'").replace("|", "\\|").split()) + "`"
 
 
 def _front_matter(facts: CardFacts) -> str:
@@ -137,7 +153,7 @@ def _training(facts: CardFacts) -> Table:
             rows.append([axis, ", ".join(texts)])
     # numbers
     if lora:
-        targets = ", ".join(f"`{name}`" for name in lora["target_modules"])
+        targets = ", ".join(map(_code, lora["target_modules"]))
         rows.append(["LoRA", f"rank {lora['r']}, alpha {lora['lora_alpha']:g}, on {targets}"])
     per = f"{c.train.prompts} prompts x {c.train.group} images"
     size, (height, width) = f"{c.image.width} x {c.image.height} pixels", c.eval_size
@@ -194,17 +210,20 @@ def _call(call: Call) -> str:
     for key, value in call.to_dict().items():
         if key not in ("fn", "weight") and value is not None:
             given.append(f"{key}: {_inline(value)}")
-    return f"`{call.fn}`" + (f" ({', '.join(given)})" if given else "")
+    return _code(call.fn) + (f" ({', '.join(given)})" if given else "")
 
 
 def _inline(value: Any) -> str:
     text = yaml.safe_dump(shown(value), default_flow_style=True, width=math.inf).strip()
-    return text.removesuffix("...").strip().replace("|", "\\|")
+    text = " ".join(text.removesuffix("...").split())
+    for mark in ("|", "<", "`", "]("):  # which would end the cell, or begin something else
+        text = text.replace(mark, f"{mark[:-1]}\\{mark[-1]}")
+    return text
 
 
 def _prompts(config: Config) -> Table:
     files = {"training": config.prompts.train, "held out, for the results": config.prompts.test}
-    return [[use, f"`{shown(path)}`", _count(path)] for use, path in files.items()]
+    return [[use, _code(shown(path)), _count(path)] for use, path in files.items()]
 
 
 def _count(path: str) -> str:
@@ -218,7 +237,7 @@ def _rewards(config: Config) -> Table:
     rows = []
     for name, call in config.rewards.items():
         measured = "" if call.mix else " (only measured)"
-        rows.append([f"`{name}`", _call(call), f"{call.mix:g}{measured}"])
+        rows.append([_code(name), _call(call), f"{call.mix:g}{measured}"])
     return rows
 
 
@@ -252,7 +271,7 @@ def _results(facts: CardFacts) -> dict[str, Any] | None:
     own = [row for row in evals if same and row.iteration == facts.iteration]
     before, after = evals[0], own[0] if own else evals[-1]
     return {
-        "score": after.name,
+        "score": _code(after.name),
         "iteration": after.iteration,
         "weights": facts.config.eval.weights,
         "others": not own,
@@ -264,11 +283,11 @@ def _result_rows(run: Path, before: Evaluation, after: Evaluation) -> Table:
     """One row per task, one for all, one per reward."""
     rows = []
     for task in dict.fromkeys([*before.tasks, *after.tasks]):
-        rows.append([task, _score(before.tasks.get(task)), _score(after.tasks.get(task))])
-    rows.append([f"**all ({after.name})**", _score(before.total), _score(after.total)])
+        rows.append([plain(task), _score(before.tasks.get(task)), _score(after.tasks.get(task))])
+    rows.append([f"**all ({plain(after.name)})**", _score(before.total), _score(after.total)])
     first, last = (_means(run, row.iteration) for row in (before, after))
     for name in last:
-        rows.append([f"reward `{name}`", _number(first.get(name)), _number(last[name])])
+        rows.append([f"reward {_code(name)}", _number(first.get(name)), _number(last[name])])
     return rows
 
 

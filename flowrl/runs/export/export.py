@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -21,16 +22,16 @@ from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
+from flowrl.models.files.lora_names import Layer
+from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
+from flowrl.models.files.weights import weight_files
 from flowrl.models.options import pick_dtype
 from flowrl.models.wan_experts import Experts
 from flowrl.runs.export.card import base_name, write_card
-from flowrl.runs.export.kohya import Layer, kohya_weights
-from flowrl.runs.export.usage import LORA_FILE, SECOND_LORA_FILE, CardFacts
+from flowrl.runs.export.kohya import kohya_weights
+from flowrl.runs.export.usage import CardFacts, low_noise
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open_run import OpenedRun, Which, load_run, run_of
-
-PEFT_FILE = "adapter_model.safetensors"  # the name that peft looks for
-
 
 NETWORKS = ("transformer", "unet")  # the part of a pipeline that is trained
 SECOND = "transformer_2"  # and the other one, of Wan 2.2
@@ -38,11 +39,9 @@ ADAPTER = "default"  # the name that peft gives the adapter
 
 
 INDEX = "model_index.json"
-# Variants such as model.fp16.safetensors, and weights in other formats, stay behind.
-_COPIED = re.compile(
-    r"[\w-]+\.(json|txt|model|jinja)|(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors"
-)
-_SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.json")
+# beside the weights: variants such as model.fp16.safetensors stay behind where there are others
+_COPIED = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
+_SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.(\w+\.)?json")
 
 Change = Callable[[Tensor], Tensor]
 """``change(stored) -> new``, of a tensor's shape, in float32."""
@@ -192,6 +191,38 @@ def export(
         )
 
 
+# what the metadata of files on hubs and in ComfyUI call a network; of UNets by what they read
+ARCHITECTURES = {
+    "SD3Transformer2DModel": "stable-diffusion-3",
+    "FluxTransformer2DModel": "flux-1-dev",
+    "Flux2Transformer2DModel": "flux-2",
+    "QwenImageTransformer2DModel": "qwen-image",
+    "ZImageTransformer2DModel": "z-image",
+    "WanTransformer3DModel": "wan",
+}
+
+
+def modelspec(
+    trained: TrainedPart, *, code: str = "diffusers", whole: bool = False
+) -> dict[str, str]:
+    """Return the metadata of a file in the words of Stability AI's ModelSpec 1.0.0; `code` says in
+    whose names the layers are, `whole` that it is no LoRA."""
+    network, scheduler = trained.module(), trained.pipeline.scheduler.config
+    kind = ARCHITECTURES.get(type(network).__name__, type(network).__name__)
+    if type(network).__name__ == "UNet2DConditionModel":
+        wide = {2048: "xl-v1-base", 1024: "v2"}.get(network.config.cross_attention_dim, "v1")
+        kind = f"stable-diffusion-{wide}"
+    found = {
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.architecture": kind if whole else f"{kind}/lora",
+        "modelspec.implementation": code,
+        "modelspec.title": trained.name,
+        "modelspec.description": "trained by reinforcement learning with flowrl",
+    }
+    predicts = {"epsilon": "epsilon", "v_prediction": "v"}.get(scheduler.get("prediction_type"))
+    return found | ({"modelspec.prediction_type": predicts} if predicts else {})
+
+
 def write_lora(trained: TrainedPart, folder: Path) -> None:
     """Write the file that ``load_lora_weights`` of the pipeline reads, with rank and alpha in its
     metadata; a second one for Wan 2.2's other expert, to be loaded into that."""
@@ -202,6 +233,7 @@ def write_lora(trained: TrainedPart, folder: Path) -> None:
                 f"{trained.network}_lora_adapter_metadata": part.lora,
             }
             type(trained.pipeline).save_lora_weights(folder, weight_name=file, **options)
+            _add_modelspec(folder / file, modelspec(part))
 
 
 def write_peft(trained: TrainedPart, folder: Path) -> None:
@@ -216,30 +248,65 @@ def write_peft(trained: TrainedPart, folder: Path) -> None:
     ]  # peft made a set of it, which has another order each time
     config.save_pretrained(str(folder))
     tensors = {f"base_model.model.{key}": value for key, value in _peft_weights(trained).items()}
-    save_file(tensors, folder / PEFT_FILE, metadata={"format": "pt"})
+    save_sorted(tensors, folder / PEFT_FILE, metadata={"format": "pt", **modelspec(trained)})
+
+
+def save_sorted(
+    tensors: Mapping[str, Tensor], file: Path, *, metadata: Mapping[str, str] | None
+) -> None:
+    """Write a safetensors file whose metadata is in the order of its keys, so that two files of the
+    same content are the same bytes; the library takes any order."""
+    save_file(dict(tensors), file, metadata=dict(metadata) if metadata else None)
+    with file.open("r+b") as stored:
+        length = int.from_bytes(stored.read(8), "little")
+        header = json.loads(stored.read(length))
+        if "__metadata__" not in header:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:
+            stored.seek(8)
+            stored.write(text.ljust(length))
+
+
+def _add_modelspec(file: Path, spec: Mapping[str, str]) -> None:
+    """Write a small file again with more metadata."""
+    with safe_open(file, framework="pt") as stored:
+        names, about = stored.keys(), stored.metadata() or {}
+        tensors = {name: stored.get_tensor(name) for name in names}
+    save_sorted(tensors, file, metadata={**about, **spec})
 
 
 def write_kohya(trained: TrainedPart, folder: Path) -> None:
-    """Write one file with the keys of kohya's sd-scripts and ComfyUI."""
-    network = trained.module()
-    tensors = kohya_weights(
-        trained.layers,
-        network=type(network).__name__,
-        config=network.config,
-        scale=trained.scale,
-        rows=lambda name: int(trained.module(name).out_features),
-    )
-    save_file(
-        _cast(tensors, trained.dtype), folder / _kohya_file(trained), metadata={"format": "pt"}
-    )
+    """Write one file with the keys of kohya's sd-scripts and ComfyUI, of Wan 2.2 one for each of
+    its experts."""
+    for part in filter(None, (trained, trained.second)):
+        network = part.module()
+        tensors = kohya_weights(
+            part.layers,
+            network=type(network).__name__,
+            config=network.config,
+            scale=part.scale,
+            rows=partial(_rows, part),
+        )
+        name = _kohya_file(trained) if part is trained else low_noise(_kohya_file(trained))
+        about = {"format": "pt", **modelspec(part, code="sd-scripts")}
+        save_sorted(_cast(tensors, trained.dtype), folder / name, metadata=about)
+
+
+def _rows(trained: TrainedPart, layer: str) -> int:
+    """Return the outputs of a layer of the trained network."""
+    return int(trained.module(layer).out_features)
 
 
 def write_merged(trained: TrainedPart, folder: Path) -> None:
     """Write a whole pipeline, from the base model's own files and the trained weights, added up in
     float32."""
     base = Path(trained.pipeline.name_or_path)
-    changes = {part.network: _changes(part) for part in (trained, trained.second) if part}
-    write_pipeline(base, folder, changes=changes, dtype=trained.dtype)
+    parts = [part for part in (trained, trained.second) if part]
+    changes = {part.network: _changes(part) for part in parts}
+    specs = {part.network: modelspec(part, whole=True) for part in parts}
+    write_pipeline(base, folder, changes=changes, dtype=trained.dtype, about=specs)
 
 
 def _changes(trained: TrainedPart) -> dict[str, Change]:
@@ -325,11 +392,11 @@ def _choose(formats: Sequence[str], trained: TrainedPart) -> list[str]:
             f"export: the format {wrong[0]} is for LoRA, but the run trained whole layers "
             "(model.tune is full); take --format merged"
         )
-    one = [name for name in formats if name in ("peft", "kohya")]
+    one = [name for name in formats if name == "peft"]
     if one and trained.second is not None:
         raise ConfigError(
             f"export: the format {one[0]} holds one network, but two were trained, as of Wan 2.2; "
-            "take --format lora or merged"
+            "take --format lora, kohya or merged"
         )
     return [name for name in FORMATS if name in formats]
 
@@ -347,7 +414,8 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str,
 
 
 def _kohya_file(trained: TrainedPart) -> str:
-    return f"{trained.name}-kohya.safetensors"
+    ending = "-high-noise" if trained.second is not None else ""
+    return f"{trained.name}-kohya{ending}.safetensors"
 
 
 def write_pipeline(
@@ -356,17 +424,23 @@ def write_pipeline(
     *,
     changes: dict[str, dict[str, Change]],
     dtype: torch.dtype | None = None,
+    about: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
     """Write the pipeline of the folder ``base`` into ``out`` with ``changes`` of tensors, by the
-    name of the part and their own.
+    name of the part and their own; ``about`` is metadata of changed files by part.
 
     All tensors are stored in ``dtype``; with None the changed ones in float32 and the others as
     they are, so that no number is rounded. A part whose folder is missing becomes null in the
     index. Licence files come along. Raise ModelError if a tensor to change is not there, or stored
-    in whole numbers.
+    in whole numbers, or if a part's name is no name of a folder.
     """
-    # part by part
+    # part by part; a name that leads elsewhere would be read, and written, there
     index = json.loads((base / INDEX).read_text(encoding="utf-8"))
+    strange = [name for name in index if not re.fullmatch(r"\w+", name)]
+    if strange:
+        raise ModelError(
+            f"{base / INDEX}: expected names of letters, digits and _, got {strange[0]!r}"
+        )
     missing = {(part, name) for part, tensors in changes.items() for name in tensors}
     total = len(missing)
     for name, entry in index.items():
@@ -375,7 +449,8 @@ def write_pipeline(
         if not (base / name).is_dir():
             index[name] = [None, None]
             continue
-        done = _write_part(base / name, out / name, changes.get(name, {}), dtype)
+        some, told = changes.get(name, {}), about.get(name, {})
+        done = _write_part(base / name, out / name, some, dtype, told)
         missing -= {(name, tensor) for tensor in done}
     # all of what was trained has to be in them
     if missing:
@@ -391,30 +466,43 @@ def write_pipeline(
 
 
 def _write_part(
-    source: Path, out: Path, changes: dict[str, Change], dtype: torch.dtype | None
+    source: Path,
+    out: Path,
+    changes: dict[str, Change],
+    dtype: torch.dtype | None,
+    about: Mapping[str, str],
 ) -> set[str]:
-    """Write one part's folder -> the names of the tensors that were changed."""
+    """Write one part's folder -> the names of the tensors that were changed. Of a part with a
+    variant alone, the files get the names of one without."""
     out.mkdir()
     found: set[str] = set()
+    weighty = any(source.glob("*.safetensors"))
+    files, variant = weight_files(source) if weighty else ([], None)
+    middle = f".{variant}" if variant else ""
     for file in sorted(source.iterdir()):
-        if not (_COPIED.fullmatch(file.name) or _SHARDS.fullmatch(file.name)):
-            continue
-        if file.suffix == ".safetensors" and (changes or dtype is not None):
-            found |= _write_tensors(file, out / file.name, changes, dtype)
-        else:
-            shutil.copyfile(file, out / file.name)
+        target = out / file.name.replace(middle, "", 1)
+        if file in files and (changes or dtype is not None):
+            found |= _write_tensors(file, target, changes, dtype, about)
+        elif file in files or _COPIED.fullmatch(file.name):
+            shutil.copyfile(file, target)
+        elif len(files) > 1 and _SHARDS.fullmatch(file.name) and middle in file.name:
+            target.write_text(file.read_text(encoding="utf-8").replace(middle, ""))
     for shards in out.glob("*.safetensors.index.json"):
         _set_size(shards, out.glob("*.safetensors"))
     return found
 
 
 def _write_tensors(
-    file: Path, out: Path, changes: dict[str, Change], dtype: torch.dtype | None
+    file: Path,
+    out: Path,
+    changes: dict[str, Change],
+    dtype: torch.dtype | None,
+    more: Mapping[str, str],
 ) -> set[str]:
     # one file at a time, so that memory holds a shard and not the network
     tensors: dict[str, Tensor] = {}
     with safe_open(file, framework="pt") as stored:
-        about = stored.metadata()
+        about = {**(stored.metadata() or {"format": "pt"}), **more}
         for name in stored.keys():  # noqa: SIM118 - this is no dict
             value = stored.get_tensor(name)
             if name in changes:
@@ -428,7 +516,7 @@ def _write_tensors(
             tensors[name] = (
                 value.to(dtype) if dtype is not None and value.is_floating_point() else value
             )
-    save_file(tensors, out, metadata=about)
+    save_sorted(tensors, out, metadata=about)
     return changes.keys() & tensors.keys()
 
 

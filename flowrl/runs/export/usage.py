@@ -12,21 +12,26 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.cost.architecture import references
+from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
 from flowrl.models.qwen_edit import WHOLE
 from flowrl.models.qwen_edit_plus import SEEN
 from flowrl.runs.folder import SAMPLES, SOURCES, read_prompts
 
-LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
-SECOND_LORA_FILE = "pytorch_lora_weights_2.safetensors"  # of Wan 2.2's second expert
 FPS = 8  # of the film that the code writes
 READERS = {
     "lora": "LoRA for diffusers: `load_lora_weights`; rank and alpha are in its metadata",
     "peft": "LoRA for peft: `PeftModel.from_pretrained`",
-    "kohya": "LoRA for ComfyUI and kohya's sd-scripts",
+    "kohya": "LoRA for ComfyUI, kohya's sd-scripts and musubi-tuner; alpha is beside each layer",
     "merged": "the whole pipeline, the training merged in: `from_pretrained`; add no LoRA to it",
 }
 
 
+# pipelines whose kohya files diffusers does not read
+NOT_READ = {
+    "StableDiffusion3Pipeline": "SD3",
+    "Flux2Pipeline": "FLUX.2",
+    "Flux2KleinPipeline": "FLUX.2",
+}
 VIDEOS = ("wan", "wan_i2v")
 # flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
 # out
@@ -68,6 +73,11 @@ EMBEDS = "negative_prompt_embeds"
 # has them
 EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")
 REFERRING = ("flux2", "flux2_klein")
+
+
+def low_noise(kohya: str) -> str:
+    """Return the name of the kohya file of Wan 2.2's second expert, of that of the first."""
+    return kohya.replace("-high-noise.", "-low-noise.")
 
 
 class CardFacts(NamedTuple):
@@ -112,18 +122,25 @@ def shown(value: Any) -> Any:
 def usage(facts: CardFacts) -> str:
     """Return code that draws one image as the run's evaluations did, for the first of the
     formats."""
-    if facts.formats[0] == "kohya" and type(facts.pipeline).__name__ == "StableDiffusion3Pipeline":
+    kind = type(facts.pipeline).__name__
+    if facts.formats[0] == "kohya" and kind in NOT_READ:
         return (
             f"In ComfyUI, load `{facts.kohya}` as a LoRA of strength 1. diffusers does not read "
-            "this file for SD3."
+            f"this file for {NOT_READ[kind]}."
         )
     where = f"`{facts.folder}` is this folder, or its hub id."
     if not facts.base and facts.formats[0] != "merged":
         where += " The base model was a local folder: name yours, or its hub id."
     code = "\n".join([*_imports(facts), "", *_load(facts), *_draw(facts)])
-    return (
-        f"{where}\n\n```python\n{code}\n```{start_note(facts.config, facts.starts)}{_caveat(facts)}"
-    )
+    note = f"{start_note(facts.config, facts.starts)}{_caveat(facts)}"
+    return f"{where}\n\n{fenced('python', code)}{note}"
+
+
+def fenced(language: str, code: str) -> str:
+    """Return a block of code that nothing in it can end."""
+    runs = [len(run) for run in re.findall(r"`{3,}", code)]
+    fence = "`" * max([3, *(length + 1 for length in runs)])
+    return f"{fence}{language}\n{code.strip()}\n{fence}"
 
 
 def files_of(facts: CardFacts) -> list[list[str]]:
@@ -131,7 +148,7 @@ def files_of(facts: CardFacts) -> list[list[str]]:
     names = {
         "lora": f"`{LORA_FILE}`" + facts.second * f", `{SECOND_LORA_FILE}`",
         "peft": "`adapter_config.json`, `adapter_model.safetensors`",
-        "kohya": f"`{facts.kohya}`",
+        "kohya": f"`{facts.kohya}`" + facts.second * f", `{low_noise(facts.kohya)}`",
         "merged": "`model_index.json` and the folders",
     }
     return [[names[name], READERS[name]] for name in facts.formats]
@@ -176,7 +193,8 @@ def _load(facts: CardFacts) -> list[str]:
             f"pipeline.load_lora_weights({_quoted(facts.folder)}, weight_name={_quoted(file)})"
         )
         if facts.second:
-            where = f"weight_name={_quoted(SECOND_LORA_FILE)}, load_into_transformer_2=True"
+            other = low_noise(facts.kohya) if first == "kohya" else SECOND_LORA_FILE
+            where = f"weight_name={_quoted(other)}, load_into_transformer_2=True"
             lines.append(f"pipeline.load_lora_weights({_quoted(facts.folder)}, {where})")
     return lines
 

@@ -95,7 +95,7 @@ class Companions(Part):
         for name, role in self.roles.items():
             for copy in copies_of({name: role}) if role.begin else []:
                 with run.weights.training(copy):
-                    start_from(role.begin, run.params, f"{name}.begin")
+                    start_from(role.begin, run.params, f"{name}.begin", run.model)
 
     def weights_ready(self, run: Run) -> None:
         """Make their optimizers: a companion is stepped while its copy is in the policy's place."""

@@ -25,6 +25,7 @@ from flowrl.training.guidance import (
     teachers_of,
 )
 from flowrl.training.learn import CallRows
+from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.run import Prepared, Run
 
 PREFIX = "teacher-"
@@ -69,7 +70,9 @@ class Teachers(Part):
         """Add the teachers' weights. Raises CheckpointError if they do not fit the model."""
         for path, name in self.paths.items():
             like = run.weights.shared_as if sharded() else None
-            files, _ = checkpoint.open_checkpoint(_found("", path), like=like)
+            folder = _found("", path)
+            files, state = checkpoint.open_checkpoint(folder, like=like)
+            check_meaning(state, identity_of(run.model), folder)
             run.weights.add(name, files["ema" if "ema" in files else "current"])
 
     def encoding(self, run: Run) -> AbstractContextManager[None]:

@@ -1,0 +1,1 @@
+"""Files of weights: which a part of a model has, single ones, and LoRA of other programs."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
 import torch
-from adapterkit import PROMPTS, Folders, adapter_of, load_folder
+from adapterkit import ADAPTERS, PROMPTS, Folders, adapter_of, load_folder
 from diffusers import StableDiffusionXLPipeline
 from modelkit import edit, noise
 from safetensors.torch import load_file, save_file
@@ -142,6 +142,27 @@ def test_a_folder_with_a_variant_alone(folders: Folders, tmp_path: Path, name: s
     assert torch.equal(again.decode(x), model.decode(x))
     part = "unet" if adapter_of(name) in ("sd15", "sdxl") else "transformer"
     assert weight_files(tmp_path / "new" / part).variant is None
+
+
+def test_a_variant_alone_is_fetched_from_the_hub(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is stood in for: without a variant its answer has no weights."""
+    whole = copytree(folders["sdxl"], tmp_path / "whole")
+    halved(whole)
+    bare = copytree(whole, tmp_path / "bare", ignore=ignore_patterns("*.safetensors"))
+    asked: list[str | None] = []
+
+    def download(repo: str, *, use_safetensors: bool, variant: str | None = None) -> str:
+        asked.append(variant)
+        return str(bare if variant is None else whole)
+
+    monkeypatch.setattr(StableDiffusionXLPipeline, "download", download)
+    index = str(bare / "model_index.json")
+    monkeypatch.setattr("flowrl.models.loading.hf_hub_download", lambda *_: index)
+    model = ADAPTERS["sdxl"]("owner/model", device="cpu")
+    assert asked == [None, "fp16"]
+    assert model.network.conv_in.weight.dtype == torch.float32
 
 
 def test_which_files_are_read(tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ class TrainConfig(Section):
     start: str | Listed = ""
     """trained weights to begin with, of the same model and layers: a checkpoint, its .safetensors
     file or a run; of a list the mean, with LoRA that of what the adapters add, of adapters of this
-    run's rank and alpha; penalties still measure from the model without them. A LoRA file of
-    diffusers or kohya has other names and is refused: merge it into the base model first"""
+    run's rank and alpha; penalties still measure from the model without them. Also a LoRA file, or
+    the folder of one, of diffusers, peft, kohya, ComfyUI or OneTrainer, which is taken whole or
+    refused"""
     guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the images that are trained on, while the model is trained and evaluated with its
     own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images and

@@ -23,10 +23,12 @@ from flowrl.core.devices import named_device
 from flowrl.core.errors import FlowRLError, ModelError
 from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
+from flowrl.core.shipped_files import find_resource
 from flowrl.cost.released_models import RELEASED, TYPICAL, WeightlessPart
 from flowrl.evaluation.sources import source_paths
 from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size
+from flowrl.models.files.single import converted
 from flowrl.models.flow_matching import PATCH
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
@@ -114,7 +116,10 @@ def experts_of(architecture: Architecture) -> int:
 
 def find_folder(path: str) -> Path | None:
     """Return the folder of a pipeline, or of its copy in the Hugging Face cache; None for an id
-    that is not there."""
+    that is not there, and for a single file that was not converted yet."""
+    single = find_resource(path)
+    if single is not None and single.is_file() and converted(single) is None:
+        return None
     source = locate(path)
     if isinstance(source, Path):
         return source

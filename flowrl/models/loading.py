@@ -33,7 +33,7 @@ from flowrl.core.processes import shared_as
 from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
 from flowrl.models.files.single import convert, converted, what_it_is
-from flowrl.models.files.weights import check_complete, stored_tensors, weight_files
+from flowrl.models.files.weights import VARIANTS, check_complete, stored_tensors, weight_files
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
@@ -200,7 +200,10 @@ def _download(pipeline_class: Any, repo: str, accepted: tuple[str, ...]) -> Path
         # a small file says what it is: a wrong model costs no download
         index = hf_hub_download(repo, "model_index.json")
         _read_index(Path(index).parent, accepted)
-        return Path(pipeline_class.download(repo, use_safetensors=True))
+        found = Path(pipeline_class.download(repo, use_safetensors=True))
+        if not any(found.rglob("*.safetensors")):  # a repository with a variant alone
+            found = Path(pipeline_class.download(repo, use_safetensors=True, variant=VARIANTS[0]))
+        return found
     except ModelError:
         raise
     except (

@@ -3,7 +3,6 @@ its prompts encoded once."""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -116,6 +115,7 @@ class TunedPipeline:
             names = {f"{name}.": name for name, _ in joined.named_children()}
         self._folders = {prefix: loaded.folder / name for prefix, name in names.items()}
         self._set_up_network(self._folders)
+        self.identity = self._identify()  # now: the folder may be gone when a run is saved
 
         # Text encoders work through a memory of what they encoded.
         tokenizers = self._tokenizers()
@@ -140,8 +140,7 @@ class TunedPipeline:
         """Return the trained parameters by their name in the network, in module order."""
         return trained_parameters(self.network)
 
-    @functools.cached_property
-    def identity(self) -> dict[str, Any]:
+    def _identify(self) -> dict[str, Any]:
         """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's
         alpha, the networks' settings, which path of noise they predict, and the frozen weights."""
         found: dict[str, Any] = {}

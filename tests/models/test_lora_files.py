@@ -319,7 +319,7 @@ def test_a_run_begins_with_it(
     path = LAYOUTS["kohya"](case.trained, tmp_path / "mine")
     model = {"fn": "sd3", "path": str(folders["sd3.5"]), "lora": {"rank": 2, "alpha": 5}}
     given = [f"model={json.dumps(model)}", "image={height: 32, width: 32}", "train.group=2"]
-    given += ["kl={beta: 0.1}"]
+    given += ["kl={fn: velocity_kl, beta: 0.1}"]
     for start in (f"train.start={path}", f"train.start=[{path}, {path}]"):
         run = Trainer(toy(tmp_path, *given, start))
         close(added(run.model), case.want)

@@ -6,18 +6,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
 import torch
-from adapterkit import PROMPTS, Folders, adapter_of, load_folder
+from adapterkit import ADAPTERS, PROMPTS, Folders, adapter_of, load_folder
 from diffusers import StableDiffusionXLPipeline
 from modelkit import edit, noise
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrl.core.errors import ModelError
+from flowrl.cost.architecture import find_folder
 from flowrl.models.files.weights import weight_files
 from flowrl.models.loading import locate
 from flowrl.runs.export.export import write_pipeline
@@ -143,6 +144,27 @@ def test_a_folder_with_a_variant_alone(folders: Folders, tmp_path: Path, name: s
     assert weight_files(tmp_path / "new" / part).variant is None
 
 
+def test_a_variant_alone_is_fetched_from_the_hub(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is stood in for: without a variant its answer has no weights."""
+    whole = copytree(folders["sdxl"], tmp_path / "whole")
+    halved(whole)
+    bare = copytree(whole, tmp_path / "bare", ignore=ignore_patterns("*.safetensors"))
+    asked: list[str | None] = []
+
+    def download(repo: str, *, use_safetensors: bool, variant: str | None = None) -> str:
+        asked.append(variant)
+        return str(bare if variant is None else whole)
+
+    monkeypatch.setattr(StableDiffusionXLPipeline, "download", download)
+    index = str(bare / "model_index.json")
+    monkeypatch.setattr("flowrl.models.loading.hf_hub_download", lambda *_: index)
+    model = ADAPTERS["sdxl"]("owner/model", device="cpu")
+    assert asked == [None, "fp16"]
+    assert model.network.conv_in.weight.dtype == torch.float32
+
+
 def test_which_files_are_read(tmp_path: Path) -> None:
     for name in ("model.bf16.safetensors", "model.fp16.safetensors"):
         (tmp_path / name).touch()
@@ -175,11 +197,12 @@ def test_a_single_file_is_converted_once(
     save_file({"a": torch.ones(2).half()}, one)
     two.write_bytes(one.read_bytes())
     save_file({"a": torch.ones(3)}, other)
+    assert find_folder(str(one)) is None  # an estimate takes the released model's sizes
     with pytest.raises(ModelError, match="is converted when the model is first loaded"):
         locate(str(one))
     model, plain = load_folder("sdxl", one), folders.load("sdxl")
     load_folder("sdxl", two)
-    assert len(asked) == 1 and locate(str(two)) == locate(str(one))
+    assert len(asked) == 1 and locate(str(two)) == locate(str(one)) == find_folder(str(one))
     assert asked[0]["torch_dtype"] == torch.float16
     load_folder("sdxl", other)
     assert len(asked) == 2 and asked[1]["torch_dtype"] == torch.float32

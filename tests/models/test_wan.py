@@ -284,7 +284,7 @@ def test_both_experts_begin_with_a_folder(two: Any, tmp_path: Path) -> None:
     """What each expert's file adds arrives in that expert; one file for both is refused."""
     (tmp_path / "lora").mkdir()
     write_lora(trained_part(two), tmp_path / "lora")
-    folder = two.pipeline().name_or_path
+    folder = str(two.pipeline().name_or_path)
     model = wan(folder, guidance=4.0, guidance_2=2.0, **TEXT)
     start_from(str(tmp_path / "lora"), model.trainable(), model=model)
     found, want = added(model), added(two)

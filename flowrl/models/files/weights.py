@@ -19,7 +19,7 @@ ENDING, INDEX = ".safetensors", ".safetensors.index"
 _SINGLE = re.compile(rf"({'|'.join(STEMS)})\.(?P<variant>\w+)\.safetensors")
 _INDEX = re.compile(rf"({'|'.join(STEMS)})\.safetensors\.index\.(?P<variant>\w+)\.json")
 SEEN = 256  # bytes of each tensor that a fingerprint reads
-FIRST_VARIANTS = ("fp16", "bf16")  # of several, where there is no other file
+VARIANTS = ("fp16", "bf16")  # of several, where there is no other file
 
 # Tensors that public files have and the networks of today compute by themselves: places of tokens,
 # frequencies, and the embedding that is tied to one which is read.
@@ -47,7 +47,7 @@ def weight_files(folder: Path) -> WeightFiles:
     found = _variants(folder)
     if not found:
         raise ModelError(no_weights(folder))
-    name = next((name for name in FIRST_VARIANTS if name in found), min(found))
+    name = next((name for name in VARIANTS if name in found), min(found))
     file = found[name]
     return WeightFiles(_shards(file) if file.suffix == ".json" else [file], name)
 

@@ -268,7 +268,8 @@ def _power_note(result: Result, budget: str) -> str:
     return (
         f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (the same "
         f"error model{spread}; Holm's correction, {LEVEL:g}). A pair has to lie about "
-        f"{least} apart to be told apart in four of five cases. No difference found is not the same as none."
+        f"{least} apart to be told apart in four of five cases. No difference found is not "
+        "the same as none."
     )
 
 

@@ -3,14 +3,25 @@ steps, options; what they share with all is in the contract files."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
 from adapterkit import PROMPTS, UNETS, Folders, diffusers_images, sampled
-from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionPipeline,
+    UniPCMultistepScheduler,
+)
 from modelkit import euler as euler_steps
 from modelkit import noise, told
 from tiny import EULER, NOISE, WIDTH
@@ -26,7 +37,7 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import flow_from_vp, vp_from_flow
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.evaluation.velocity_drift import Given, take
-from flowrl.models.unet import Schedule, ddim_scheduler
+from flowrl.models.unet import KEPT, SCHEDULERS, WITHOUT_EFFECT, Schedule, ddim_scheduler
 
 
 def test_a_sigma_between_timesteps_is_refused(folders: Folders) -> None:
@@ -279,9 +290,10 @@ def test_a_last_step_without_length_is_refused() -> None:
         schedule(steps_offset=0).grid(20)
 
 
+@pytest.mark.filterwarnings("ignore:The configuration file of this scheduler:FutureWarning")
 def test_what_the_pipeline_corrects_in_an_outdated_file_is_kept() -> None:
-    """A file without steps_offset and clip_sample, as the first Stable Diffusion files: its pipeline
-    sets both, and samples these timesteps."""
+    """A file without steps_offset and clip_sample, as the first Stable Diffusion files: its
+    pipeline sets both, and samples these timesteps."""
     bare = {name: value for name, value in NOISE.items() if name.startswith("beta")}
     for extra in ({"set_alpha_to_one": False}, {}):
         pipe = sd15_pipeline(DDIMScheduler(**bare, **extra))
@@ -336,10 +348,10 @@ def test_where_other_classes_end_and_which_levels_they_know() -> None:
         dpm = DPMSolverMultistepScheduler(**EULER, final_sigmas_type=kind)
         assert ddim_scheduler(dpm, "model", "leading").config.set_alpha_to_one is last
     # SDXL's file: Euler's, with a key of DDIM beside, which DDIM has always read
-    euler_file = EulerDiscreteScheduler(**EULER, timestep_spacing="leading", steps_offset=1)
+    euler_file = EulerDiscreteScheduler(**(EULER | {"timestep_spacing": "leading"}))
     euler_file.register_to_config(set_alpha_to_one=False)
     found = ddim_scheduler(euler_file, "model", None).config
-    assert found.set_alpha_to_one is False and found.steps_offset == 1
+    assert found.set_alpha_to_one is False and found.steps_offset == EULER["steps_offset"]
 
 
 def test_every_setting_of_a_scheduler_is_looked_at() -> None:

@@ -13,16 +13,17 @@ on the same prompts is the same with the difference per prompt, so what makes a 
 drops out.
 
 The interval is Student's, made so that it holds the truth in at least 93 of 100 cases where 95 are
-promised, also with few prompts, rare verdicts, skewed scores and two noisy seeds (measured by
-`scripts/bench/coverage.py`; with normal scores it holds more than 95):
+promised, also with few prompts, rare verdicts, skewed scores and two noisy seeds; with normal
+scores it holds more. `scripts/bench/coverage.py` measures it, assets/results/coverage.json has the
+table.
 
 - The parts of seeds and prompts keep their own Student's factor, and squares of half widths are
   added (Banerjee 1960, Sankhya 22, 357): at least 95 % for normal parts, where one factor with the
   degrees of freedom of Satterthwaite (1946) holds 88 % with two noisy seeds.
 - The freedom of the prompts is Satterthwaite's over the tasks, whose variances differ.
-- Two prompts more are counted, as far off as the others are (the two successes and failures of
-  Agresti and Coull 1998). Verdicts that never differ within a task are as far off as verdicts can
-  be: nothing seen in n prompts leaves about 3 / n.
+- Two prompts more are counted in each task, as far off as all are (the two successes and failures
+  of Agresti and Coull 1998). Verdicts that never differ within a task are as far off as verdicts
+  can be: nothing seen in n prompts leaves about 3 / n.
 - Student's factor t is lengthened by ``skew (2 t^2 + 1) / 6``, the first term of Johnson (1978) and
   Hall (1992) for the longer side, on both sides.
 
@@ -200,11 +201,11 @@ def prompt_part(
 
 
 def _upper(part: MeanSquare) -> MeanSquare:
-    """Return a mean square that the true one exceeds in 30 of 100 cases: few degrees of freedom
+    """Return a mean square that the true one exceeds in half of the cases: few degrees of freedom
     shall not seem more where the variance came out small by chance."""
     if not part.freedom:
         return part
-    return part._replace(variance=part.variance * part.freedom / stats.chi2.ppf(0.3, part.freedom))
+    return part._replace(variance=part.variance * part.freedom / stats.chi2.ppf(0.5, part.freedom))
 
 
 def _moments(

@@ -5,9 +5,10 @@
     python scripts/results/gains.py runs/slas/result.json --guided guided.json
 
 The command adds a row for each config of a comparison, or replaces the one that is there, and what
-`again.py` works its interval out from to assets/results/gains-outcomes.json; the evaluation of the base model with guidance must be of the same prompts and noise. `tables.py` writes
-docs/results.md from the rows, and a sentence in docs/methods between
-`<!-- gain: shapes/NAME -->` and `<!-- gain: end -->`.
+`again.py` works its interval out from to assets/results/gains-outcomes.json; the evaluation of the
+base model with guidance must be of the same prompts and noise. `tables.py` writes docs/results.md
+from the rows, and a sentence in docs/methods between `<!-- gain: shapes/NAME -->` and
+`<!-- gain: end -->`.
 """
 
 from __future__ import annotations

@@ -123,14 +123,15 @@ def _suite(found: Target, suite: str, out: Path, against: Path | None, json: Pat
 
 def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) -> str:
     """Put a suite's report into words: table, difference, leaks, setting."""
+    from flowrl.core.tables import interval_text
     from flowrl.evaluation.scorecard import evaluation_table, setting_line
 
     # the headline has the table; the other rewards a line each
     lines = [what, evaluation_table(result, width=width)]
     for name, value in result["rewards"].items():
         if name != result["score"]:
-            low, high = result["intervals"][name]
-            lines.append(f"{name}: mean {value:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+            span = interval_text(result["intervals"][name], 4)
+            lines.append(f"{name}: mean {value:.4f}, 95 % interval {span}")
     # a benchmark's own numbers, with intervals over prompts
     for name, values in result.get("tables", {}).items():
         for what, value in values.items():
@@ -140,10 +141,10 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
     # the paired difference to another folder, and what makes the numbers doubtful
     if "against" in result:
         found = result["against"]
-        low, high = found["interval"]
+        span = interval_text(found["interval"], sign=True)
         lines.append(
-            f"against {found['folder']}: {found['difference']:+.3f}, 95 % interval {low:+.3f} to "
-            f"{high:+.3f} (paired bootstrap over prompts)"
+            f"against {found['folder']}: {found['difference']:+.3f}, 95 % interval {span} (paired, "
+            "over prompts)"
         )
     lines += [f"leak: {line}" for line in result.get("leaks", [])]
     lines.append(setting_line(result["setting"]))

@@ -25,6 +25,12 @@ def fixed_digits(value: float, digits: int = 3, *, sign: bool = False) -> str:
     return f"{rounded:+.{digits}f}" if sign else f"{rounded:.{digits}f}"
 
 
+def interval_text(ends: Sequence[float | None], digits: int = 3, *, sign: bool = False) -> str:
+    """Set both ends of an interval, "0.250 to 0.500"; "unknown" where one is None."""
+    known = [fixed_digits(end, digits, sign=sign) for end in ends if end is not None]
+    return " to ".join(known) if len(known) == len(ends) else "unknown"
+
+
 def terminal_width() -> int | None:
     """Return the columns of the terminal behind stdout; None where stdout is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

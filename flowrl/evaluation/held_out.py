@@ -179,12 +179,11 @@ def evaluate_prompts(
     process that are done, all of them), equally often in each.
 
     Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}},
-    ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
-    the sampling noise for *these* prompts: Wilson's for a task of 0/1 verdicts, the normal one
-    else; overall, the tasks' intervals combined. "by_prompt" has the headline's mean for each
-    prompt of a task, {tag: [...]}, null where no image was scored, as in "rewards". Where tasks
-    have prompts with and without a `held_out` mark, "held_out" and "seen" are summaries over these
-    tasks. With `outcomes` also the headline's score of every image, a list per prompt.
+    ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % over
+    prompts: what other prompts of these tasks would give. "by_prompt" has the headline's mean for
+    each prompt of a task, {tag: [...]}, null where no image was scored, as in "rewards". Where
+    tasks have prompts with and without a `held_out` mark, "held_out" and "seen" are summaries over
+    these tasks. With `outcomes` also the headline's score of every image, a list per prompt.
 
     An image that is not finite, or that a reward gave NaN, is not scored. Means leave it out, and
     the report counts such images by reward under "unscored". If they are more than the share
@@ -246,9 +245,10 @@ def _whole_report(
     values = scores[headline][known]
     tags = [str(record.get("tag", "all")) for record in records]
     held = torch.tensor([bool(record.get("held_out", False)) for record in records])
-    whole = summarize_scores(values, tags)
+    places = [row for row, kept in zip(rows, known.tolist(), strict=True) if kept]
+    whole = summarize_scores(values, tags, places)
     report = {"score": headline, headline: whole.pop("mean"), **whole}
-    report |= summarize_apart(values, tags, held)
+    report |= summarize_apart(values, tags, held, places)
     # every reward's
     report["rewards"] = {name: known_mean(values) for name, values in scores.items()}
     each = by_prompt(scores[headline], rows, len(prompts.texts))

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.files import write_text
-from flowrl.core.tables import fixed_digits, text_table
+from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.evaluation.image_grids import labelled_grid
 from flowrl.evaluation.score_images import PromptedImage, RewardScores
 
@@ -213,8 +213,7 @@ def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> 
     # a line each
     lines = [["", name, "95 % interval", "images"]]
     for label, row in rows.items():
-        low, high = row["interval"]
-        interval = f"{fixed_digits(low)} to {fixed_digits(high)}"
+        interval = interval_text(row["interval"])
         lines.append([label, fixed_digits(row["mean"]), interval, f"{row['images']}"])
     return text_table(lines, width=width)
 

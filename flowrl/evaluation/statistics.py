@@ -1,5 +1,5 @@
-"""Means with intervals over images and tasks, comparisons by a paired bootstrap, and the strength
-of what people voted on (Bradley-Terry)."""
+"""Means with intervals over prompts, paired comparisons, and the strength of what people voted on
+(Bradley-Terry). Intervals are those of `flowrl/evaluation/crossed_errors.py`."""
 
 from __future__ import annotations
 
@@ -11,71 +11,68 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 from scipy.special import expit
-from scipy.stats import binomtest, norm, t
+from scipy.stats import binomtest, norm
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.evaluation.crossed_errors import (
+    Error,
+    MeanSquare,
+    crossed,
+    prompt_part,
+    verdicts,
+    weights_of,
+)
 
 Z95 = float(norm.ppf(0.975))  # the normal quantile of a two-sided 95 % interval
-
-DRAWS = 10_000
-FEWER = 500  # draws of what takes longer than a mean
-OFTEN = 0.8  # of the draws have a number of two prompts (.86); of one prompt .63 have it
-_AT_ONCE = 2**22  # numbers drawn at a time
 
 Result = tuple[str, str, float]  # two names, and 1 where the first won, 0 the second, 0.5 a tie
 
 
-def summarize_scores(values: Tensor, tags: list[str]) -> dict[str, Any]:
+def summarize_scores(
+    values: Tensor, tags: list[str], rows: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Average scores [n] per tag, then over tags -> {"mean", "interval", "images", "tasks": {tag:
     {...}}}.
 
-    A task of right and wrong images has Wilson's interval, another one Student's t; of one image,
-    whose spread nobody knows, it has the spread of the other tasks, and no width where these have
-    none either. The overall interval adds the squares of the tasks' distances from mean to lower
-    end, and to upper end, each apart (Newcombe 1998; Zou and Donner 2008): tasks where all or no
-    images hit still have a width."""
-    # each task by itself
+    `rows` [n] says of which prompt each image is; None: each of its own. Intervals hold 95 % over
+    prompts, see `crossed`: what other prompts of these tasks would give. Those of right and wrong
+    images end at 0 and 1. [None, None] where no task has two prompts.
+    """
+    # one value for each prompt
+    places = list(range(len(tags))) if rows is None else list(rows)
+    of_prompt: dict[int, list[int]] = {}
+    for image, place in enumerate(places):
+        of_prompt.setdefault(place, []).append(image)
+    scores = values.double().numpy()
+    means = np.array([scores[images].mean() for images in of_prompt.values()])
+    found = crossed(means[None], [tags[images[0]] for images in of_prompt.values()])
+    # tasks, and the mean over them; what cannot lie below 0 or above 1 ends there
+    ends = (0.0, 1.0) if verdicts(scores) else (-math.inf, math.inf)
     tasks: dict[str, Any] = {}
-    parts = {}
-    for tag in dict.fromkeys(tags):
-        parts[tag] = values[torch.tensor([own == tag for own in tags])].double()
-    spread = _pooled([part for part in parts.values() if len(part) > 1])
-    for tag, mine in parts.items():
-        mean, n = mine.mean().item(), len(mine)
-        binary = bool(((mine == 0) | (mine == 1)).all())
-        half = Z95 * spread
-        if n > 1:
-            half = float(t.ppf(0.975, n - 1)) * math.sqrt(mine.var(correction=1).item() / n)
-        interval = list(wilson(round(mean * n), n)) if binary else [mean - half, mean + half]
-        tasks[tag] = {"mean": mean, "interval": interval, "images": n}
-    # the mean over tasks, and the squared distances to both ends added
-    overall = sum(task["mean"] for task in tasks.values()) / len(tasks)
-    below, above = [], []
-    for one in tasks.values():
-        below.append((one["mean"] - one["interval"][0]) ** 2)
-        above.append((one["mean"] - one["interval"][1]) ** 2)
-    low = overall - math.sqrt(sum(below)) / len(tasks)
-    high = overall + math.sqrt(sum(above)) / len(tasks)
+    for tag, task in found["tasks"].items():
+        mine = values[torch.tensor([own == tag for own in tags])].double()
+        interval = _within(task["interval"], ends)
+        tasks[tag] = {"mean": mine.mean().item(), "interval": interval, "images": len(mine)}
     return {
-        "mean": overall,
-        "interval": [low, high],
+        "mean": sum(task["mean"] for task in tasks.values()) / len(tasks),
+        "interval": _within(found["interval"], ends),
         "images": len(tags),
         "tasks": tasks,
     }
 
 
-def _pooled(parts: Sequence[Tensor]) -> float:
-    """Return the std within parts [n], pooled; 0 where there are none."""
-    freedom = sum(len(part) - 1 for part in parts)
-    squares = sum(part.var(correction=1).item() * (len(part) - 1) for part in parts)
-    return math.sqrt(squares / freedom) if freedom else 0.0
+def _within(interval: Sequence[float | None], ends: tuple[float, float]) -> list[float | None]:
+    """Cut an interval off at both ends."""
+    return [bound if bound is None else min(max(bound, ends[0]), ends[1]) for bound in interval]
 
 
-def summarize_apart(values: Tensor, tags: list[str], held: Tensor) -> dict[str, Any]:
+def summarize_apart(
+    values: Tensor, tags: list[str], held: Tensor, rows: Sequence[int]
+) -> dict[str, Any]:
     """Summarize scores [n] of prompts without and with a mark `held` [n] -> {"seen", "held_out"}:
     two summaries that can be compared, since both are over the tasks that have prompts of either
-    kind; {} if no task has both."""
+    kind; {} if no task has both. `rows` [n] as in `summarize_scores`."""
     marks = held.tolist()
     with_mark = {tag for tag, mark in zip(tags, marks, strict=True) if mark}
     without = {tag for tag, mark in zip(tags, marks, strict=True) if not mark}
@@ -84,8 +81,9 @@ def summarize_apart(values: Tensor, tags: list[str], held: Tensor) -> dict[str, 
         return {}
     out = {}
     for name, chosen in (("seen", common & ~held), ("held_out", common & held)):
-        own = [tags[i] for i in chosen.nonzero()[:, 0].tolist()]
-        out[name] = summarize_scores(values[chosen], own)
+        places = chosen.nonzero()[:, 0].tolist()
+        own, prompts = [tags[i] for i in places], [rows[i] for i in places]
+        out[name] = summarize_scores(values[chosen], own, prompts)
     return out
 
 
@@ -124,23 +122,16 @@ def prompt_means(
     return out
 
 
-def paired_bootstrap(
-    first: np.ndarray,
-    second: np.ndarray,
-    tags: Sequence[str],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> dict[str, Any]:
+def paired_difference(first: np.ndarray, second: np.ndarray, tags: Sequence[str]) -> dict[str, Any]:
     """Compare scores [P, S] of P prompts and S images each, `first` minus `second` ->
-    {"difference", "interval", "better", "tasks"}.
+    {"difference", "interval", "p", "tasks"}.
 
-    The difference is the mean over tasks of the means over a task's prompts. Prompts are drawn
-    again within each task, with all their images under both models: what makes a prompt easy for
-    both drops out, and the luck of single images is in the prompts' means (a cluster bootstrap;
-    Davison and Hinkley 1997, section 3.8). The interval holds 95 % (percentiles); "better" is the
-    share of draws above 0, where a tie counts half. NaN = not scored: such an image counts in
-    neither model's mean. Raises DataError for shapes that differ and a prompt without any pair.
+    The difference is the mean over tasks of the means over a task's prompts, each with the mean
+    difference of its images: what makes a prompt easy for both drops out. The 95 % interval and the
+    two-sided p-value of no difference are over prompts, see `crossed_errors`; [None, None] and None
+    where no task has two prompts. They say nothing of other training seeds. NaN = not scored: such
+    an image counts in neither model's mean. Raises DataError for shapes that differ and a prompt
+    without any pair.
     """
     # one difference per prompt
     if first.shape != second.shape or first.ndim != 2 or len(tags) != len(first):
@@ -153,60 +144,70 @@ def paired_bootstrap(
     if not counted.any(1).all():
         raise DataError(f"prompt {int((~counted.any(1)).argmax())} has no image that both scored")
     values = np.nansum(gaps, 1) / counted.sum(1)
+    whole = float(verdicts(first) and verdicts(second))
     # each task by itself, then the mean over tasks
-    rng = np.random.default_rng(seed)
-    names, named = list(dict.fromkeys(tags)), np.array(tags)
-    tasks, every = {}, []
-    for name in names:
-        mine = values[named == name]
-        drawn = _means(mine, draws, rng)
-        tasks[name] = {**_summary(float(mine.mean()), drawn), "prompts": len(mine)}
-        every.append(drawn)
-    overall = float(np.mean([task["difference"] for task in tasks.values()]))
-    return {**_summary(overall, np.mean(every, 0)), "tasks": tasks, "draws": draws}
+    tasks = {}
+    for name in dict.fromkeys(tags):
+        weights = weights_of(tags, name)
+        one = _difference(values, weights, tags, whole)
+        tasks[name] = {**one, "prompts": int(np.count_nonzero(weights))}
+    return {**_difference(values, weights_of(tags), tags, whole), "tasks": tasks}
 
 
-def resampled(
+def prompts_error(
+    values: np.ndarray, weights: np.ndarray, tags: Sequence[str], whole: float = 0.0
+) -> Error:
+    """Return the error over prompts alone of one value per prompt [..., P]; arguments as those of
+    `prompt_part`."""
+    nothing = MeanSquare(0.0, 0)
+    return Error(nothing, prompt_part(values, weights, tags, whole), nothing)
+
+
+def _difference(
+    values: np.ndarray, weights: np.ndarray, tags: Sequence[str], whole: float
+) -> dict[str, Any]:
+    """Return a difference with its interval, which has no width where all prompts have the same
+    one that is none of verdicts."""
+    error, difference = prompts_error(values, weights, tags, whole), float(values @ weights)
+    half, p = float(error.half()), error.p(difference)
+    if error.prompts.freedom > 0 and not error.variance > 0:
+        half, p = 0.0, float(difference == 0)
+    known = math.isfinite(half)
+    interval = [difference - half, difference + half] if known else [None, None]
+    return {"difference": difference, "interval": interval, "p": p if known else None}
+
+
+def jackknifed(
     measure: Callable[[list[Any]], dict[str, float]],
     prompts: Sequence[Sequence[Any]],
-    *,
-    draws: int = FEWER,
-    seed: int = 0,
+    whole: float = 0.0,
 ) -> dict[str, tuple[float, float] | None]:
     """Return the 95 % interval of each number that `measure` makes of a list of images' rows.
 
-    `prompts` are the rows of each prompt's images; prompts are drawn again with all of their images
-    (a cluster bootstrap, percentiles). None for a number that one prompt alone decides.
+    `prompts` are the rows of each prompt's images; prompts are left out one by one with all of
+    their images (Efron and Stein 1981), and the pseudo-values have the interval of `prompt_part`,
+    `whole` as there. None for a number that one prompt alone decides.
     """
-    rng, found = np.random.default_rng(seed), dict[str, list[float]]()
-    for _ in range(draws):
-        rows: list[Any] = []
-        for place in rng.integers(len(prompts), size=len(prompts)):
-            rows += prompts[place]
-        for name, value in measure(rows).items():
-            found.setdefault(name, []).append(value)
+    # every number of all prompts, and of all but one
+    n, every = len(prompts), [row for rows in prompts for row in rows]
+    numbers, left = measure(every), dict[str, list[float]]()
+    start = 0
+    for rows in prompts if n > 1 else []:
+        others = every[:start] + every[start + len(rows) :]
+        start += len(rows)
+        for name, value in measure(others).items():
+            left.setdefault(name, []).append(value)
+    # what each prompt says of it
     intervals: dict[str, tuple[float, float] | None] = {}
-    for name, values in found.items():
-        low, high = np.percentile(values, [2.5, 97.5])
-        often = len(prompts) > 1 and len(values) >= OFTEN * draws
-        intervals[name] = (float(low), float(high)) if often else None
+    for name, value in numbers.items():
+        if len(left.get(name, [])) < n or n < 2:
+            intervals[name] = None
+            continue
+        pseudo = n * value - (n - 1) * np.array(left[name])
+        half = float(prompts_error(pseudo, np.full(n, 1 / n), ["all"] * n, whole).half())
+        half = half if math.isfinite(half) else 0.0
+        intervals[name] = (value - half, value + half)
     return intervals
-
-
-def _means(values: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Return means [draws] of as many values, drawn with replacement."""
-    step = max(1, _AT_ONCE // len(values))
-    parts = []
-    for start in range(0, draws, step):
-        chosen = rng.integers(0, len(values), (min(step, draws - start), len(values)))
-        parts.append(values[chosen].mean(1))
-    return np.concatenate(parts)
-
-
-def _summary(difference: float, drawn: np.ndarray) -> dict[str, Any]:
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    better = float((drawn > 0).mean() + (drawn == 0).mean() / 2)
-    return {"difference": difference, "interval": [float(low), float(high)], "better": better}
 
 
 class Strength(NamedTuple):
@@ -253,9 +254,9 @@ def bradley_terry(
     if len(known) > 1:
         score[known[1:]], error[known[1:]] = _fit(wins[np.ix_(known, known)])
     found = []
-    # 1.96 standard errors to each side: 95 %
+    # 95 %
     for name, s, e, n in zip(names, score.tolist(), error.tolist(), count.tolist(), strict=True):
-        found.append(Strength(name, s, s - 1.959964 * e, s + 1.959964 * e, n))
+        found.append(Strength(name, s, s - Z95 * e, s + Z95 * e, n))
     return found
 
 

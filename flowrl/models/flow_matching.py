@@ -184,6 +184,11 @@ def pipeline_sigmas(
             f"steps: the model's scheduler makes noise levels that are no numbers of {steps} steps "
             f"and {tokens} tokens; ask for more steps or a smaller image"
         )
+    if not bool((sigmas.diff() < 0).all()):
+        raise ConfigError(
+            f"steps: of {steps} steps the model's scheduler makes some without length, its noise "
+            "levels do not fall at each; ask for fewer steps"
+        )
     return sigmas.to(device, torch.float32)
 
 

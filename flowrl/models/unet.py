@@ -9,6 +9,8 @@ Euler step between their levels. `Schedule` is that view of a training schedule.
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +47,28 @@ SCHEDULERS = (
     "UniPCMultistepScheduler",
 )
 SPACINGS = ("leading", "trailing")
+# What of a scheduler's settings stays: those that say which levels the network was trained on, and
+# where sampling ends. Its class' own default counts where the file says nothing, and so does what
+# diffusers' pipeline has corrected in an outdated file (steps_offset, clip_sample).
+KEPT = (
+    *("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas"),
+    *("prediction_type", "rescale_betas_zero_snr", "steps_offset", "set_alpha_to_one"),
+)
+# What moves a grid away from training timesteps: the value at which it has no effect. Settings of
+# the solver alone, such as solver_order, are not among them: the solver is replaced.
+WITHOUT_EFFECT = {
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
+    "use_lu_lambdas": False,
+    "use_flow_sigmas": False,
+    "use_dynamic_shifting": False,
+    "shift_terminal": None,
+    "sigma_min": None,
+    "sigma_max": None,
+    "lambda_min_clipped": -math.inf,
+    "timestep_type": "discrete",
+}
 TOLERANCE = (
     1e-6  # a few roundings of float32; the levels of Stable Diffusion lie 2.6e-4 and more apart
 )
@@ -268,8 +292,9 @@ class Schedule:
         The last is 0 with ``set_alpha_to_one``, else the level of timestep 0 (0.028 for Stable
         Diffusion). **Differs:** diffusers' DDIM steps from t to ``t - T // steps``. With spacing
         ``trailing`` and a number of steps that does not divide T this is not the timestep at which
-        the network is asked next; here it always is. Raise ConfigError if the schedule has not so
-        many timesteps.
+        the network is asked next; here it always is. With some numbers of steps, such as 61 of
+        1000, diffusers adds a timestep -1, which is none; here it is left out. Raise ConfigError if
+        the schedule has not so many timesteps, or the last step no length.
         """
         scheduler = copy.deepcopy(self._scheduler)  # set_timesteps writes into it
         total = len(self.sigma)
@@ -287,7 +312,19 @@ class Schedule:
                 f"{scheduler.config.steps_offset}) starts at"
                 f" timestep {first}, but the model knows none above {total - 1}; take fewer"
             )
-        return torch.cat([self.sigma[scheduler.timesteps.to(self.sigma.device)], self.end])
+        timesteps = scheduler.timesteps[scheduler.timesteps >= 0].to(self.sigma.device)
+        if len(timesteps) != steps:
+            raise ConfigError(
+                f"steps: of {steps} the scheduler makes {len(timesteps)} timesteps; take another "
+                "number"
+            )
+        if not scheduler.config.set_alpha_to_one and int(timesteps[-1]) == 0:
+            raise ConfigError(
+                f"steps: the last of {steps} steps has no length, it begins at timestep 0 and the "
+                "scheduler ends there (set_alpha_to_one false); in scheduler_config.json set "
+                "steps_offset to 1, or set_alpha_to_one to true"
+            )
+        return torch.cat([self.sigma[timesteps], self.end])
 
     def timesteps(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """Return each level's timestep, int64 [B], and whether it is that timestep's level, bool
@@ -318,16 +355,20 @@ def ddim_scheduler(scheduler: Any, path: str, spacing: str | None) -> DDIMSchedu
     """Return the DDIM scheduler with a pipeline scheduler's settings and, if given, another
     ``spacing``.
 
-    Raise ModelError where flowrl cannot follow the settings.
+    The noise levels that it knows and where it ends are kept (`KEPT`), its solver is replaced. A
+    spacing that the file does not set is DDIM's ``leading``. Raise ModelError where flowrl cannot
+    follow the settings.
     """
-    # whichever scheduler the folder has, its noise levels are kept and its solver is replaced
-    changes: dict[str, Any] = {} if spacing is None else {"timestep_spacing": spacing}
+    where = f"{path}: scheduler/scheduler_config.json"
+    _check_effects(scheduler, where)
+    changes = _kept(scheduler)
+    if spacing is not None:
+        changes["timestep_spacing"] = spacing
     chosen = set(scheduler.config) - set(scheduler.config.get("_use_default_values", ()))
     if "clip_sample" not in chosen:
         changes["clip_sample"] = (
             False  # the default of DDIMScheduler is made for pixels, not for latents
         )
-    where = f"{path}: scheduler/scheduler_config.json"
     try:
         ddim = DDIMScheduler.from_config(scheduler.config, **changes)
     except NotImplementedError as error:
@@ -357,3 +398,35 @@ def ddim_scheduler(scheduler: Any, path: str, spacing: str | None) -> DDIMSchedu
             f"{where}: clip_sample and thresholding must be false, latents are not within [-1, 1]"
         )
     return ddim
+
+
+def _own_settings(scheduler: Any) -> dict[str, Any]:
+    """Return the settings that a scheduler's class reads; a file may have others beside."""
+    known = inspect.signature(type(scheduler).__init__).parameters
+    return {name: value for name, value in scheduler.config.items() if name in known}
+
+
+def _check_effects(scheduler: Any, where: str) -> None:
+    """Raise ModelError for settings that put levels between those of the training timesteps."""
+    own = _own_settings(scheduler)
+    wrong = []
+    for name, value in WITHOUT_EFFECT.items():
+        if own.get(name, value) != value and own[name] is not None:
+            wrong.append(f"{name} {own[name]!r}")
+    if wrong:
+        raise ModelError(
+            f"{where}: {', '.join(wrong)}: the network is sampled at the timesteps that it was "
+            f"trained on, not between them; take {'it' if len(wrong) == 1 else 'them'} out of the "
+            "file to sample it so"
+        )
+
+
+def _kept(scheduler: Any) -> dict[str, Any]:
+    """Return what DDIM takes over: from_config alone would forget the defaults of the scheduler's
+    class, and what the pipeline has corrected where the file says nothing."""
+    config, own = scheduler.config, _own_settings(scheduler)
+    kept = {name: own[name] for name in KEPT if name in own}
+    # other classes end at level 0, or say so by another name
+    if "set_alpha_to_one" not in config:
+        kept["set_alpha_to_one"] = own.get("final_sigmas_type", "zero") == "zero"
+    return kept

@@ -17,6 +17,7 @@ from torch import Tensor
 from flowrl.config.load import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json
+from flowrl.core.tables import interval_text
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
@@ -254,10 +255,9 @@ class Milestones:
         except _StopAsked:
             raise self.checkpoints.stopped() from None
         result["setting"]["weights"] = c.eval.weights
-        low, high = result["interval"]
         log.say(
             f"held out after {trainer.iteration} iterations: {c.headline} {result[c.headline]:.3f} "
-            f"(95 % {low:.3f} to {high:.3f})"
+            f"(95 % {interval_text(result['interval'])})"
         )
         for name, count in result.get("unscored", {}).items():
             log.say(f"{count} of them have no score by {name}, and count in no mean of it")

@@ -20,11 +20,12 @@ from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap,
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.contents import drawing_content, reward_contents
+from flowrl.evaluation.crossed_errors import verdicts
 from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
 from flowrl.evaluation.needs import weights_needed
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
-from flowrl.evaluation.statistics import paired_bootstrap, resampled, summarize_scores
+from flowrl.evaluation.statistics import jackknifed, paired_difference, summarize_scores
 from flowrl.evaluation.suites import image_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling
 from flowrl.training.checks import context_of
@@ -310,19 +311,21 @@ def make_report(
             f"{out}: {unscored} of {len(values)} images have no score; train.max_unscored="
             f"{config.train.max_unscored} is the share that may be left out"
         )
-    # every reward, over images
+    # every reward, over prompts
+    rows = np.repeat(np.arange(len(prompts)), config.eval.images)
     means, intervals = {}, {}
     for reward, every in scores.items():
-        known = torch.from_numpy(every[np.isfinite(every)])
+        scored = np.isfinite(every.ravel())
+        known = torch.from_numpy(every.ravel()[scored])
         if not len(known):
             raise RewardError(f"{out}: no image has a score by {reward!r}")
-        found = summarize_scores(known, ["all"] * len(known))
+        found = summarize_scores(known, ["all"] * len(known), rows[scored].tolist())
         means[reward], intervals[reward] = found["mean"], found["interval"]
     # the headline, over tasks
     tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
     known_tags = [tag for tag, known in zip(tags, kept.tolist(), strict=True) if known]
     check_tasks(prompts.records, [{"tag": tag} for tag in known_tags], name)
-    whole = summarize_scores(values[kept], known_tags)
+    whole = summarize_scores(values[kept], known_tags, rows[kept.numpy()].tolist())
     report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
     report["intervals"] = intervals
     if unscored:
@@ -340,7 +343,7 @@ def compared(
     return {
         "folder": str(against),
         "target": str(other.get("target", "")),
-        **paired_bootstrap(ours, theirs, tags),
+        **paired_difference(ours, theirs, tags),
     }
 
 
@@ -368,9 +371,12 @@ def add_tables(
             row = lines[place[0], int(chosen[place])]["details"][name]
             if row["score"] is not None:
                 details[place[0]].append(row)
-        # images of a prompt are alike, so intervals draw whole prompts anew
-        numbers = reward.tables([row for rows in details for row in rows])
-        intervals = resampled(reward.tables, [rows for rows in details if rows])
+        # images of a prompt are alike, so intervals are over whole prompts
+        kept = [rows for rows in details if rows]
+        images = [row for rows in kept for row in rows]
+        numbers = reward.tables(images)
+        whole = float(verdicts(np.array([row["score"] for row in images], float)))
+        intervals = jackknifed(reward.tables, kept, whole)
         report.setdefault("tables", {})[name] = numbers
         report.setdefault("table_intervals", {})[name] = {k: intervals.get(k) for k in numbers}
 

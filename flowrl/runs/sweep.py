@@ -21,13 +21,13 @@ from flowrl.core.errors import ConfigError, RunError, near
 from flowrl.core.files import is_finite_number, write_json, write_text
 from flowrl.core.identity import short_digest
 from flowrl.core.prompts import load_prompts
-from flowrl.core.tables import fixed_digits, text_table
+from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.core.types import FlowModel
 from flowrl.core.version import __version__
 from flowrl.evaluation.contents import measured_content
 from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
-from flowrl.evaluation.statistics import paired_bootstrap
+from flowrl.evaluation.statistics import paired_difference
 from flowrl.evaluation.suites.catalogue import prompts_of, suite_of
 from flowrl.evaluation.suites.image_folder import read_json
 from flowrl.runs.evaluate import grid_prompts
@@ -97,7 +97,7 @@ def sweep(
     chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
     # how much less than the chosen setting each has, on the same prompts
     for row, point in zip(rows, points, strict=True):
-        gap = paired_bootstrap(scores[point], scores[points[chosen]], tags)
+        gap = paired_difference(scores[point], scores[points[chosen]], tags)
         row["less_than_chosen"] = {key: gap[key] for key in ("difference", "interval")}
     # the whole as a file
     result = {
@@ -337,13 +337,12 @@ def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
     lines = [[*head, "less the chosen", *others, *measures, *mixed]]
     # "less the chosen" is a paired difference on the same prompts, with its interval
     for row in rows:
-        low, high = row["interval"]
         gap = row["less_than_chosen"]
-        span = " to ".join(f"{end:+.3f}" for end in gap["interval"])
+        span = interval_text(gap["interval"], sign=True)
         chosen = row["folder"] == result["chosen"]["folder"]
         guidance = "none" if row["guidance"] is None else f"{row['guidance']:g}"
         cells = ["*" if chosen else "", guidance, str(row["steps"]), f"{row['lora_scale']:g}"]
-        cells += [fixed_digits(row["score"]), f"{fixed_digits(low)} to {fixed_digits(high)}"]
+        cells += [fixed_digits(row["score"]), interval_text(row["interval"])]
         cells.append("" if chosen else f"{gap['difference']:+.3f} ({span})")
         cells += [fixed_digits(row["rewards"][name]) for name in others]
         cells += [fixed_digits(row["measures"][name]["value"]) for name in measures]
@@ -374,8 +373,9 @@ def sweep_figure(result: Mapping[str, Any]) -> Figure:
     for (value, scale), mine in lines.items():
         mine = sorted(mine, key=lambda row: row[along] or 0)
         scores = [row["score"] for row in mine]
-        below = [row["score"] - row["interval"][0] for row in mine]
-        above = [row["interval"][1] - row["score"] for row in mine]
+        ends = [_known_ends(row) for row in mine]
+        below = [score - low for score, (low, _) in zip(scores, ends, strict=True)]
+        above = [high - score for score, (_, high) in zip(scores, ends, strict=True)]
         label = f"{value} {other}" if other == "steps" else f"guidance {value}"
         label += "" if scale == 1 else f", LoRA scale {scale:g}"
         places = [row[along] or 0 for row in mine]
@@ -384,3 +384,9 @@ def sweep_figure(result: Mapping[str, Any]) -> Figure:
     axes.set_ylabel(f"{result['score']}, 95 % interval")
     axes.legend()
     return figure
+
+
+def _known_ends(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return a row's interval; the score itself where none is known."""
+    low, high = row["interval"]
+    return (row["score"],) * 2 if low is None or high is None else (low, high)

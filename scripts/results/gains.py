@@ -4,10 +4,11 @@
     flowrl eval shapes/slas --set model.guidance=3.5 eval.steps=20 --json guided.json ...
     python scripts/results/gains.py runs/slas/result.json --guided guided.json
 
-The command adds a row for each config of a comparison, or replaces the one that is there; the
-evaluation of the base model with guidance must be of the same prompts and noise. `tables.py` writes
-docs/results.md from the rows, and a sentence in docs/methods between
-`<!-- gain: shapes/NAME -->` and `<!-- gain: end -->`.
+The command adds a row for each config of a comparison, or replaces the one that is there, and what
+`again.py` works its interval out from to assets/results/gains-outcomes.json; the evaluation of the
+base model with guidance must be of the same prompts and noise. `tables.py` writes docs/results.md
+from the rows, and a sentence in docs/methods between `<!-- gain: shapes/NAME -->` and
+`<!-- gain: end -->`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from again import OUTCOMES, outcomes_of, read
 from figures import between, percent, points, wrapped
 
 from flowrl.core.files import write_json
@@ -168,8 +170,14 @@ def main() -> None:
     parser.add_argument("--on", default=TEST, help="what it was judged on")
     args = parser.parse_args()
     guided = json.loads(args.guided.read_text(encoding="utf-8")) if args.guided else None
-    new = rows_of(json.loads(args.result.read_text(encoding="utf-8")), guided, args.on)
+    result = read(args.result)
+    new = rows_of(result, guided, args.on)
     write_json(FILE, {"rows": added(rows(), new)})
+    kept, names = read(OUTCOMES), [row["config"] for row in new]
+    for other in kept["comparisons"].values():
+        other["rows"] = [config for config in other["rows"] if config not in names]
+    kept["comparisons"][args.result.parent.name] = outcomes_of(result, names)
+    write_json(OUTCOMES, kept)
     print(table(new))
 
 

@@ -29,7 +29,7 @@ from figures import between, percent, points
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table
-from flowrl.evaluation.crossed_errors import contrast_error, weights_of
+from flowrl.evaluation.crossed_errors import crossed
 from flowrl.runs.catalogue import list_configs
 from flowrl.runs.compare.compare import compare
 from flowrl.runs.compare.records import packed, unpacked
@@ -220,7 +220,6 @@ def untrained(result: Result) -> list[Result]:
     places = list(zip(base["tags"], base["scenes"], strict=True))
     columns = list(dict.fromkeys(places))
     tags = [tag for tag, _ in columns]
-    weights = weights_of(tags)
     found = []
     every = {"as it is": {"nfe_per_image": 10, "outcomes": base["outcomes"]}}
     for title, one in {**every, **result.get("alternatives", {})}.items():
@@ -228,8 +227,8 @@ def untrained(result: Result) -> list[Result]:
         for place, some in zip(places, unpacked(one["outcomes"]), strict=True):
             scores.setdefault(place, []).extend(some)
         values = np.array([[np.mean(scores[place]) for place in columns]])
-        error = contrast_error([values], values[0], weights, tags, 1.0)
-        row = {"title": title, "right": float(values[0] @ weights), "half": error.half()}
+        whole = crossed(values, tags)
+        row = {"title": title, "right": whole["mean"], "interval": whole["interval"]}
         found.append({**row, "nfe_per_image": one["nfe_per_image"]})
     return found
 
@@ -254,8 +253,8 @@ def base_table(found: Iterable[Result]) -> str:
     """Draw the rows of the base model."""
     lines = [["base model", "right", "95 % interval", "NFE per image"]]
     for row in found:
-        low, high = row["right"] - row["half"], row["right"] + row["half"]
-        span = f"{points(low, '')} to {points(high, '')}"
+        known = None not in row["interval"]
+        span = " to ".join(points(end, "") for end in row["interval"]) if known else "–"
         lines.append([row["title"], percent(row["right"]), span, str(row["nfe_per_image"])])
     return markdown_table(lines)
 

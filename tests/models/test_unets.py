@@ -3,14 +3,25 @@ steps, options; what they share with all is in the contract files."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
 from adapterkit import PROMPTS, UNETS, Folders, diffusers_images, sampled
-from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionPipeline,
+    UniPCMultistepScheduler,
+)
 from modelkit import euler as euler_steps
 from modelkit import noise, told
 from tiny import EULER, NOISE, WIDTH
@@ -26,7 +37,7 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import flow_from_vp, vp_from_flow
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.evaluation.velocity_drift import Given, take
-from flowrl.models.unet import Schedule, ddim_scheduler
+from flowrl.models.unet import KEPT, SCHEDULERS, WITHOUT_EFFECT, Schedule, ddim_scheduler
 
 
 def test_a_sigma_between_timesteps_is_refused(folders: Folders) -> None:
@@ -254,6 +265,110 @@ def test_the_ends_of_a_grid() -> None:
     assert zero.grid(5)[0] == 1 and zero.sigma[998] < 1
     with pytest.raises(ConfigError, match="steps: expected 1 to 1000"):
         schedule().grid(1001)
+
+
+@pytest.mark.parametrize("spacing", ["leading", "trailing"])
+def test_every_number_of_steps_has_as_many_levels(spacing: str) -> None:
+    """Against diffusers' DDIM: its own timesteps, without the -1 that it adds to 61, 103, 121 and
+    122 trailing ones; every grid falls."""
+    model, odd = schedule(timestep_spacing=spacing), []
+    for steps in range(1, 201):
+        theirs = DDIMScheduler(**(NOISE | {"timestep_spacing": spacing}))
+        theirs.set_timesteps(steps)
+        timesteps = theirs.timesteps[theirs.timesteps >= 0]
+        if len(timesteps) < len(theirs.timesteps):
+            odd.append(steps)
+        grid = model.grid(steps)
+        assert len(grid) == steps + 1 and bool((grid.diff() < 0).all())
+        assert torch.equal(grid[:-1], model.sigma[timesteps])
+    assert odd[:4] == ([61, 103, 121, 122] if spacing == "trailing" else [])
+
+
+def test_a_last_step_without_length_is_refused() -> None:
+    """As SDXL's pipeline would take it: from timestep 0 to timestep 0."""
+    with pytest.raises(ConfigError, match="last of 20 steps has no length.*steps_offset to 1"):
+        schedule(steps_offset=0).grid(20)
+
+
+@pytest.mark.filterwarnings("ignore:The configuration file of this scheduler:FutureWarning")
+def test_what_the_pipeline_corrects_in_an_outdated_file_is_kept() -> None:
+    """A file without steps_offset and clip_sample, as the first Stable Diffusion files: its
+    pipeline sets both, and samples these timesteps."""
+    bare = {name: value for name, value in NOISE.items() if name.startswith("beta")}
+    for extra in ({"set_alpha_to_one": False}, {}):
+        pipe = sd15_pipeline(DDIMScheduler(**bare, **extra))
+        pipe.scheduler.set_timesteps(10)
+        ours = ddim_scheduler(pipe.scheduler, "model", None)
+        assert ours.config.steps_offset == pipe.scheduler.config.steps_offset == 1
+        assert ours.config.clip_sample is False
+        assert ours.config.set_alpha_to_one is extra.get("set_alpha_to_one", True)
+        grid, model = Schedule(ours, CPU).grid(10), Schedule(ours, CPU)
+        assert torch.equal(grid[:-1], model.sigma[pipe.scheduler.timesteps])
+        assert pipe.scheduler.timesteps[-1] == 1
+
+
+def sd15_pipeline(scheduler: Any) -> StableDiffusionPipeline:
+    """Let diffusers' pipeline look at a scheduler."""
+    parts = dict.fromkeys(("vae", "text_encoder", "tokenizer", "unet", "safety_checker"))
+    more = {"feature_extractor": None, "requires_safety_checker": False}
+    return StableDiffusionPipeline(**parts, scheduler=scheduler, **more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        (EulerDiscreteScheduler, {"use_karras_sigmas": True}),
+        (EulerDiscreteScheduler, {"use_exponential_sigmas": True}),
+        (EulerDiscreteScheduler, {"use_beta_sigmas": True}),
+        (EulerDiscreteScheduler, {"sigma_max": 10.0}),
+        (EulerDiscreteScheduler, {"timestep_type": "continuous"}),
+        (DPMSolverMultistepScheduler, {"use_karras_sigmas": True}),
+        (DPMSolverMultistepScheduler, {"use_lu_lambdas": True}),
+        (DPMSolverMultistepScheduler, {"lambda_min_clipped": -5.1}),
+        (DPMSolverMultistepScheduler, {"use_flow_sigmas": True}),
+        (UniPCMultistepScheduler, {"use_beta_sigmas": True}),
+    ],
+)
+def test_flags_that_move_the_grid_are_refused_by_name(kind: Any, flag: dict[str, Any]) -> None:
+    ((name, value),) = flag.items()
+    with pytest.raises(ModelError, match=f"scheduler_config.json: {name} {value!r}: "):
+        ddim_scheduler(kind(**EULER, **flag), "model", "leading")
+    # DDIM itself knows none of them, and diffusers ignores them there
+    other = DDIMScheduler(**NOISE, clip_sample=False)
+    other.register_to_config(**flag)
+    assert ddim_scheduler(other, "model", None).config.clip_sample is False
+
+
+def test_where_other_classes_end_and_which_levels_they_know() -> None:
+    """From the classes' own defaults, and the names by which each of them says so."""
+    heun = ddim_scheduler(HeunDiscreteScheduler(), "model", "leading").config
+    assert (heun.beta_start, heun.beta_end, heun.set_alpha_to_one) == (0.00085, 0.012, True)
+    assert ddim_scheduler(PNDMScheduler(**EULER), "model", None).config.set_alpha_to_one is False
+    for kind, last in (("zero", True), ("sigma_min", False)):
+        dpm = DPMSolverMultistepScheduler(**EULER, final_sigmas_type=kind)
+        assert ddim_scheduler(dpm, "model", "leading").config.set_alpha_to_one is last
+    # SDXL's file: Euler's, with a key of DDIM beside, which DDIM has always read
+    euler_file = EulerDiscreteScheduler(**(EULER | {"timestep_spacing": "leading"}))
+    euler_file.register_to_config(set_alpha_to_one=False)
+    found = ddim_scheduler(euler_file, "model", None).config
+    assert found.set_alpha_to_one is False and found.steps_offset == EULER["steps_offset"]
+
+
+def test_every_setting_of_a_scheduler_is_looked_at() -> None:
+    """A setting that a release of diffusers adds to one of the classes has to be kept, refused, or
+    be known to be the solver's."""
+    solver = {
+        *("algorithm_type", "solver_order", "solver_type", "lower_order_final", "euler_at_final"),
+        *("predict_x0", "disable_corrector", "solver_p", "skip_prk_steps", "variance_type"),
+        *("interpolation_type", "flow_shift", "time_shift_type"),  # of refused ones, or of no grid
+    }
+    read = {
+        *("timestep_spacing", "final_sigmas_type", "clip_sample", "thresholding"),
+        *("clip_sample_range", "sample_max_value", "dynamic_thresholding_ratio"),
+    }
+    for name in SCHEDULERS:
+        settings = inspect.signature(getattr(diffusers, name).__init__).parameters.keys() - {"self"}
+        assert settings <= {*KEPT, *WITHOUT_EFFECT, *solver, *read}, name
 
 
 def test_every_level_finds_its_timestep() -> None:

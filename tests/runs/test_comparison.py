@@ -20,6 +20,7 @@ from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.compare.summary import (
     config_summary,
     detectable,
+    equal_spreads,
     error_model,
     holm,
     improvement,
@@ -27,12 +28,15 @@ from flowrl.runs.compare.summary import (
     iqm_interval,
     labels,
     mean_curve,
+    seeds_needed,
+    told_apart,
 )
 from flowrl.runs.compare.tables import (
     comparison_table,
     markdown,
     notes,
     pair_table,
+    power_before,
     task_table,
     terminal,
 )
@@ -163,25 +167,124 @@ def test_labels() -> None:
 
 def test_the_table() -> None:
     r = result(
-        config("sd3-low", [0.1, 0.3]),
+        config("sd3-low", [0.15, 0.2, 0.25]),
         config("sd3-dead", [], "a | NaN"),
-        config("sd3-top", [0.5, 0.52], "broke"),
+        config("sd3-top", [0.5, 0.52, 0.57], "broke"),
     )
     rows = {cells[0]: cells for cells in comparison_table(r)}
     assert list(rows) == ["method", "top", "low", "dead", "base model"]
     starred = comparison_table(result(config("a", [0.5, 0.51, 0.52])))[1]  # its interval excludes 0
     assert starred[4].endswith("*")
-    pool = (np.var([10, 30], ddof=1) + np.var([50, 52], ddof=1)) / 2  # over both, 2 degrees
-    half = stats.t.ppf(0.975, 2) * math.sqrt(pool / 2)
-    assert rows["top"][2:4] == ["3, 1 failed", f"51.0 ± {half:.1f}"]
+    pool = (np.var([15, 20, 25], ddof=1) + np.var([50, 52, 57], ddof=1)) / 2  # over both
+    half = stats.t.ppf(0.975, 4) * math.sqrt(pool / 3)
+    assert rows["top"][2:4] == ["4, 1 failed", f"53.0 ± {half:.1f}"]
+    assert 2 * stats.t.sf(33 / math.sqrt(pool / 3), 4) < 0.0005
+    assert rows["top"][5] == "< 0.001" and rows["low"][5] == "1.000"
     assert rows["low"][4].startswith("+0.0 [") and not rows["low"][4].endswith("*")
-    assert rows["dead"][3:7] == ["–"] * 4 and rows["base model"][3] == "20.0"
+    assert rows["dead"][3:9] == ["–"] * 6 and rows["base model"][3] == "20.0"
     text = terminal(r)
     assert "Failed: sd3-dead, seed 0, after 10 iterations: a | NaN" in text
     assert "strict % at (a)" in text
     assert "largest overshoot 4.0% at (a) and 0.0% at (b)" in text  # 104 of 100, 40 of 40
     assert task_table(r, "nfe")[0] == ["method", "even", "odd one"]
-    assert task_table(r, "nfe")[1][1].startswith("41.0 ±")
+    assert task_table(r, "nfe")[1][1].startswith("43.0 ±")
+    # the screen has the verdict, and the p-values of pairs
+    assert "Against the base model at (a): not told apart: top (+33.0, 1 failed), low (" in text
+    assert 0.0005 < result_p(r) < 0.001 and "top is better at (a) than low (p 0.001)." in text
+    assert "0.001*" in text.partition("pairs at (a)")[2]
+
+
+def result_p(r: dict[str, Any]) -> float:
+    return float(r["pairs"]["nfe"]["p_holm"][0][1])
+
+
+SPREADS = {"calm": [0.60, 0.604, 0.608, 0.604], "wild": [0.30, 0.72, 0.68, 0.70]}
+
+
+def test_spreads_that_differ_are_not_pooled() -> None:
+    """Against scipy: Bartlett's test; Student's interval of the calm config's own four seeds, ten
+    times as narrow as the pooled one; Welch's test of the pair."""
+    r = result(config("calm", SPREADS["calm"]), config("wild", SPREADS["wild"]))
+    pairs, calm = r["pairs"]["nfe"], next(c for c in r["configs"] if c["name"] == "calm")
+    assert pairs["equal_spreads"] == pytest.approx(stats.bartlett(*SPREADS.values()).pvalue)
+    assert not pairs["pooled"] and pairs["equal_spreads"] < 0.001
+    own = stats.t.interval(0.95, 3, loc=0.604, scale=stats.sem(SPREADS["calm"]))
+    assert calm["summary"]["nfe"]["interval"] == pytest.approx(own)
+    welch = stats.ttest_ind(*SPREADS.values(), equal_var=False).pvalue
+    assert pairs["p"][0][1] == pytest.approx(welch)
+    said = next(line for line in notes(r) if line.startswith("The spreads over seeds at (a)"))
+    assert "0.3 to 20.1" in said and "(Bartlett's test, p < 0.001)" in said
+    # those that may be equal are
+    r = result(config("a", [0.4, 0.5, 0.6]), config("b", [0.41, 0.52, 0.6]))
+    assert r["pairs"]["nfe"]["pooled"] and not any("Bartlett" in line for line in notes(r))
+
+
+def test_equal_seeds_are_no_test_of_spreads() -> None:
+    assert math.isnan(equal_spreads([np.array([0.5, 0.5]), np.array([0.1, 0.9])]))
+    assert math.isnan(equal_spreads([np.array([0.5]), np.array([0.1, 0.9])]))
+
+
+def test_runs_that_end_below_the_base_model_are_counted() -> None:
+    """The base model has 20 %; by its prompts' verdicts where these are known."""
+    r = result(
+        config("sd3-fell", [0.05, 0.5, 0.1, 0.6]), config("sd3-rose", [0.5, 0.6, 0.55, 0.52])
+    )
+    rows = {cells[0]: cells for cells in comparison_table(r)}
+    assert rows["fell"][2] == "4, collapsed: 2 of 4" and rows["rose"][2] == "4"
+    assert any(line.endswith("of the prompts: fell 2 of 4.") for line in notes(r))
+    # 0 of 40 prompts right after 8 of 40 are fewer than chance allows, 6 of 40 are not
+    tags = ["even"] * 20 + ["odd_one"] * 20
+    right = {}
+    for count in (0, 6, 8):
+        right[count] = [[int(place % 20 < count // 2)] * 4 for place in range(40)]
+    base = {**BASE, "tags": tags, "outcomes": packed(right[8])}
+    fell, ends = config("a", [0.0, 0.15]), (right[0], right[6])
+    for run, end in zip(fell["seeds"], ends, strict=True):
+        run["at"]["nfe"] = {**run["at"]["nfe"], "outcomes": packed(end)}
+    found = config_summary(fell, error_model([fell], base, "nfe"), "nfe")
+    assert found is not None and found["collapsed"] == 1
+
+
+def test_an_interval_that_says_nothing_is_not_shown() -> None:
+    """Two seeds of one config, 12.7 standard errors: the seeds that it takes stand there."""
+    r = result(config("a", [0.35, 0.65]))
+    cells = comparison_table(r)[1]
+    needs = r["configs"][0]["summary"]["nfe"]["needs_seeds"]
+    assert cells[3] == f"50.0 (± from {needs} seeds)" and cells[4] == "+30.0"
+    # by scipy: half of the interval of so many seeds is at most 10 points, of one less above
+    std = np.std([0.35, 0.65], ddof=1)
+    half = {n: stats.t.ppf(0.975, n - 1) * std / math.sqrt(n) for n in (needs - 1, needs)}
+    assert half[needs] <= 0.1 < half[needs - 1]
+    assert any(line.startswith("Too few seeds for an interval") for line in notes(r))
+    assert "±" not in task_table(r, "nfe")[1][1]
+    # three seeds that agree tell something
+    three = result(config("a", [0.5, 0.51, 0.52]))["configs"][0]
+    assert three["summary"]["nfe"]["needs_seeds"] is None
+
+
+def test_how_many_seeds_a_difference_needs() -> None:
+    """By simulation: two of three configs as far apart as `told_apart` says are found in 80 of 100
+    cases at Holm's strictest level; `seeds_needed` is its inverse."""
+    apart, rng = told_apart(3, 4), np.random.default_rng(0)
+    scores = rng.normal(0, 1, (4000, 3, 4))
+    scores[:, 0] += apart
+    pool = scores.var(2, ddof=1).mean(1)
+    t = (scores[:, 0].mean(1) - scores[:, 1].mean(1)) / np.sqrt(pool * 2 / 4)
+    assert np.mean(2 * stats.t.sf(abs(t), 9) < 0.05 / 3) == pytest.approx(0.8, abs=0.03)
+    assert seeds_needed(apart + 1e-9, 3) == 4 and seeds_needed(apart - 1e-3, 3) == 5
+    assert seeds_needed(0.01, 3) == 0
+
+
+def test_before_it_runs_it_says_how_many_seeds_it_needs() -> None:
+    """In spreads over seeds, and in points of those that the result file has."""
+    first = power_before(["a", "b", "c"], 4, {"configs": []})
+    assert first[0].endswith(f"lie {told_apart(3, 4):.1f} spreads over seeds apart")
+    assert first[1] == (
+        f"half of that takes {seeds_needed(told_apart(3, 4) / 2, 3)} seeds of each config"
+    )
+    again = power_before(["a", "b", "c"], 4, result(config("a", [0.4, 0.5, 0.6])))
+    assert f"{100 * 0.1 * told_apart(3, 4):.1f} points" in again[0]
+    assert "one seed" in power_before(["a", "b"], 1, {"configs": []})[0]
 
 
 def test_the_clock_the_load_and_other_machines_are_said() -> None:
@@ -196,7 +299,7 @@ def test_the_clock_the_load_and_other_machines_are_said() -> None:
 
 
 def test_other_scores_than_shares_are_no_percentages() -> None:
-    r = result(config("a", [1.4, 1.5]))
+    r = result(config("a", [1.4, 1.5, 1.45]))
     assert comparison_table(r)[0][3] == "strict at (a)" and comparison_table(r)[1][3].startswith(
         "1.450 ±"
     )
@@ -288,7 +391,7 @@ def test_the_pooled_error_is_a_contrast_of_least_squares() -> None:
     ):
         variance = contrast @ np.linalg.inv(design.T @ design) @ contrast * squares[0] / freedom
         expected = 2 * stats.t.sf(abs(contrast @ fitted) / math.sqrt(variance), freedom)
-        assert error.freedom == freedom and error.p(value) == pytest.approx(expected)
+        assert error.freedom == pytest.approx(freedom) and error.p(value) == pytest.approx(expected)
     assert model.spread() == pytest.approx(math.sqrt(squares[0] / freedom))
     assert math.isnan(model.difference("a", "d")[1].half())  # one seed alone
 

@@ -36,7 +36,7 @@ from flowrl.runs.compare.result_file import (
     write_result,
 )
 from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_result
-from flowrl.runs.compare.tables import markdown
+from flowrl.runs.compare.tables import markdown, power_before
 from flowrl.runs.folder import lock, read_object
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
@@ -142,6 +142,9 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = open_result(what.out, configs, what.budgets, _stated(what))
         _warn_of_load(quiet or not what.budgets.seconds)
+        names = {config.name for config in configs} | {one["name"] for one in result["configs"]}
+        for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
+            print(f"seeds: {line}", file=sys.stderr)
         # a file that is added to keeps the base that it was begun with
         judge = not result["base"] or (what.runs / "base").exists()
         base = _base(what, configs, quiet, judge=judge)

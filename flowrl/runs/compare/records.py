@@ -182,7 +182,7 @@ class Base(Record):
     images: Count
     tasks: dict[str, Number]
     tags: list[str]
-    scenes: list[str]  # of each prompt: those of one scene are one draw
+    scenes: list[str] = []  # of each prompt: those of one scene are one draw
     outcomes: Outcomes
 
 
@@ -320,8 +320,8 @@ def _unlike(row: Mapping[str, Any], base: Mapping[str, Any], where: str) -> str 
         return f"{where}.tasks: expected those of the base model, {', '.join(base['tasks'])}"
     if row is base and set(row["tags"]) != row["tasks"].keys():
         return f"{where}.tags: expected those of its tasks, {', '.join(row['tasks'])}"
-    if row is base and len(row["scenes"]) != len(row["tags"]):
-        got = len(row["scenes"])
+    got = len(row.get("scenes", ()))
+    if row is base and got not in (0, len(row["tags"])):
         return f"{where}.scenes: expected {len(row['tags'])}, as base.tags has, got {got}"
     got = len(unpacked(row["outcomes"]))
     if got != len(base["tags"]):

@@ -1,8 +1,9 @@
 """The statistics of a comparison, worked out from its result file alone: no file, no model.
 
 One error model gives intervals and tests of pairs alike. Scores vary with the training seed and
-with the prompts, see `flowrl/evaluation/crossed_errors.py`: seeds and what is left are pooled over
-all configs; prompts are shared by all configs, so a gain or a difference is taken per prompt first.
+with the prompts, see `flowrl/evaluation/crossed_errors.py`. Seeds and what is left are pooled over
+all configs where Bartlett's test (1937) finds no difference of their spreads, else each config has
+its own. Prompts are shared by all configs, so a gain or a difference is taken per prompt first.
 """
 
 from __future__ import annotations
@@ -15,19 +16,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
-from flowrl.evaluation.crossed_errors import Error, contrast_error, weights_of
+from flowrl.evaluation.crossed_errors import (
+    Error,
+    Groups,
+    MeanSquare,
+    contrast_error,
+    weights_of,
+)
+from flowrl.evaluation.statistics import prompts_error
 from flowrl.runs.compare.records import unpacked
 
 BUDGETS = ("nfe", "seconds")
 LETTERS = {"nfe": "(a)", "seconds": "(b)"}
 LEVEL, POWER = 0.05, 0.8
+# below it spreads are not pooled (Bancroft 1964: at .05 too many that differ would be)
+POOLED_FROM = 0.25
+FEW = 2  # degrees of freedom below which an interval says more of their number than of the score
+WIDE = 0.1  # half an interval that tells something, of scores between 0 and 1
+MOST_SEEDS = 100  # that are asked for
 # of shipped configs, the first part of their names
 FOLDERS = {"shapes", "sd3", "flux", "sd15", "qwen_image", "z_image", "flux2", "flux2_klein"}
 RESAMPLES = 2000
 Result = dict[str, Any]
 
 
-NONE = Error(math.nan, 0)
+NONE = Error(*[MeanSquare(0.0, 0)] * 3)
 
 
 class ErrorModel(NamedTuple):
@@ -38,6 +51,12 @@ class ErrorModel(NamedTuple):
     base: np.ndarray  # [P]
     tags: list[str]  # [P]
     prompts: bool  # whether the error of prompts is known
+    equal_p: float  # of Bartlett's test that all spreads over seeds are equal; NaN: no test
+
+    @property
+    def pooled(self) -> bool:
+        """Say whether one spread over seeds serves all configs."""
+        return not self.equal_p < POOLED_FROM
 
     def weights(self, task: str | None) -> np.ndarray:
         """Return what each column counts in the score, or in a task's."""
@@ -60,22 +79,38 @@ class ErrorModel(NamedTuple):
     ) -> tuple[float, Error]:
         mine = [self.groups[name] for name in names]
         per_prompt = shift + sum(f * g.mean(0) for f, g in zip(factors, mine, strict=True))
-        weights, share = self.weights(task), sum(1 / len(group) for group in mine)
+        weights = self.weights(task)
         value = float(per_prompt @ weights)
         # one seed alone says nothing
         if min(len(group) for group in mine) < 2:
             return value, NONE
-        groups = list(self.groups.values())
-        return value, contrast_error(groups, per_prompt, weights, self.tags, share)
+        # what a seed of each config counts; the others serve the pooled spread alone
+        shares = dict.fromkeys(self.groups, 0.0)
+        for name, factor, group in zip(names, factors, mine, strict=True):
+            shares[name] = factor**2 / len(group)
+        groups = Groups(list(self.groups.values()), list(shares.values()), self.pooled)
+        return value, contrast_error(groups, per_prompt, weights, self.tags)
 
-    def spread(self) -> float:
-        """Return the std over seeds, pooled over all configs; NaN without any."""
+    def spread(self, name: str | None = None) -> float:
+        """Return the std over a config's seeds, or that pooled over all configs; NaN without
+        any."""
         weights, squares, freedom = self.weights(None), 0.0, 0
-        for group in self.groups.values():
+        for group in self.groups.values() if name is None else [self.groups[name]]:
             scores = group @ weights
             squares += float(((scores - scores.mean()) ** 2).sum())
             freedom += len(scores) - 1
         return math.sqrt(squares / freedom) if freedom else math.nan
+
+
+def equal_spreads(groups: Sequence[np.ndarray]) -> float:
+    """Test that groups of scores [S] have one variance -> p; NaN where no two have two seeds.
+
+    Bartlett's test keeps its level down to two seeds. That of Brown and Forsythe, which asks for no
+    normal scores, never rejects with three. Equal scores alone are no smaller spread than others:
+    with seeds that agree by chance there is no test.
+    """
+    several = [group for group in groups if len(group) > 1 and np.ptp(group) > 0]
+    return float(stats.bartlett(*several).pvalue) if len(several) > 1 else math.nan
 
 
 def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorModel:
@@ -88,7 +123,7 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     # per prompt, where every run and the base model have it
     every = [base, *(row for some in rows.values() for row in some)]
     prompts = all(row.get("outcomes") for row in every) and "tags" in base
-    places = list(zip(base["tags"], base["scenes"], strict=True)) if prompts else []
+    places = _places(base) if prompts else []
     columns = list(dict.fromkeys(places)) if prompts else list(base["tasks"])
 
     def values(row: Result) -> list[float]:
@@ -98,7 +133,15 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     for name, some in rows.items():
         groups[name] = np.array([values(row) for row in some])
     tags = [tag for tag, _ in columns] if prompts else columns
-    return ErrorModel(groups, np.array(values(base)), tags, prompts)
+    weights = weights_of(tags)
+    equal_p = equal_spreads([group @ weights for group in groups.values()])
+    return ErrorModel(groups, np.array(values(base)), tags, prompts, equal_p)
+
+
+def _places(base: Result) -> list[tuple[str, str]]:
+    """Return task and scene of every prompt; where scenes are not told, each prompt is its own."""
+    tags = base["tags"]
+    return list(zip(tags, base.get("scenes") or map(str, range(len(tags))), strict=True))
 
 
 def _per_scene(row: Result, places: Sequence[tuple[str, str]]) -> list[float]:
@@ -214,7 +257,9 @@ def config_summary(config: Result, model: ErrorModel, budget: str) -> Result | N
     interquartile mean over seeds and tasks; None if no seed got there.
 
     `beats_base` is None with fewer than two seeds, and False where a run failed: what it would have
-    reached is unknown.
+    reached is unknown. `p` is of no gain. `collapsed` counts the runs that end below the base
+    model, by more than other prompts could explain. `needs_seeds` is the number of seeds from which
+    an interval would tell something, None where it does.
     """
     name, seeds = config["name"], config["seeds"]
     rows = [run["at"][budget] for run in seeds if run["at"][budget] is not None]
@@ -225,6 +270,11 @@ def config_summary(config: Result, model: ErrorModel, budget: str) -> Result | N
     failed, low = sum(run["failed"] is not None for run in seeds), score["gain"][1]
     found = {**score, "seeds": len(rows), "failed": failed}
     found["beats_base"] = False if failed else None if low is None else low > 0
+    gain, error = model.gain(name)
+    found["p"] = finite(error.p(gain))
+    found["spread"] = finite(model.spread(name))
+    found["collapsed"] = sum(_collapsed(model, row) for row in model.groups[name])
+    found["needs_seeds"] = needed_for_interval(model, name)
     # each task, the middle half of all of them, and what was used up
     tasks = list(dict.fromkeys(model.tags))
     found["tasks"] = {task: _with_error(model, name, task) for task in tasks}
@@ -234,6 +284,61 @@ def config_summary(config: Result, model: ErrorModel, budget: str) -> Result | N
     for key in ("iteration", "nfe", "seconds"):
         found[key] = float(np.mean([row[key] for row in rows]))
     return found
+
+
+def _collapsed(model: ErrorModel, run: np.ndarray) -> bool:
+    """Say whether a run with these scores [P] ended below the base model: its interval over prompts
+    does; where those are not known, its score."""
+    gain, weights = run - model.base, model.weights(None)
+    half = 0.0
+    if model.prompts:
+        half = float(prompts_error(gain, weights, model.tags).half())
+    return bool(gain @ weights + (half if math.isfinite(half) else 0.0) < 0)
+
+
+def needed_for_interval(model: ErrorModel, name: str) -> int | None:
+    """Return how many seeds of each config give an interval that tells something; None where the
+    seeds that are there do, or none of so many would.
+
+    It tells nothing with less than two degrees of freedom, and where scores between 0 and 1 are
+    known to no more than half of their range.
+    """
+    seeds, error = len(model.groups[name]), model.score(name)[1]
+    half = float(error.half())
+    every = [group.min() >= 0 and group.max() <= 1 for group in model.groups.values()]
+    shares = all(every)
+    if math.isfinite(half) and error.freedom >= FEW and not (shares and half > 0.25):
+        return None
+    if error._replace(seeds=MeanSquare(0.0, 0)).half() > 0.25:  # it is the prompts that are few
+        return None
+    # with more seeds the part of the seeds shrinks, and its freedom grows
+    spread = model.spread(None if model.pooled else name)
+    others = max(1, sum(len(group) > 1 for group in model.groups.values()) if model.pooled else 1)
+    for more in range(max(3, seeds + 1), MOST_SEEDS):
+        wide = float(stats.t.isf(LEVEL / 2, others * (more - 1))) * spread / math.sqrt(more)
+        if not shares or not math.isfinite(wide) or wide <= WIDE:
+            return more
+    return None
+
+
+def seeds_needed(difference: float, configs: int) -> int:
+    """Return how many seeds of each config it takes to tell pairs of configs apart that lie
+    `difference` spreads over seeds apart, in four of five cases, after Holm's correction over all
+    pairs; 0 if `MOST_SEEDS` are too few. The prompts' error comes on top of it."""
+    tests = max(1, configs * (configs - 1) // 2)
+    for seeds in range(2, MOST_SEEDS):
+        if told_apart(configs, seeds, tests) <= difference:
+            return seeds
+    return 0
+
+
+def told_apart(configs: int, seeds: int, tests: int | None = None) -> float:
+    """Return how many spreads over seeds two of so many configs have to lie apart to be told apart
+    in four of five cases: a two-sided test with the spread pooled over all, at the strictest of
+    Holm's levels; of one config, how far from the base model."""
+    tests = tests or max(1, configs * (configs - 1) // 2)
+    sides = 2 if configs > 1 else 1
+    return detectable(LEVEL / tests, configs * (seeds - 1)) * math.sqrt(sides / seeds)
 
 
 def _with_error(model: ErrorModel, name: str, task: str | None) -> Result:
@@ -253,7 +358,8 @@ def _pairwise_tests(names: Sequence[str], model: ErrorModel) -> Result:
     `difference` is row minus column; `improvement` the probability that the row's seeds beat the
     column's, over tasks; `spread` the std over seeds, pooled over all configs. `detectable` is the
     difference that a pair of the median error would show with a probability of 80 % at the
-    strictest of Holm's levels. `error` says which error model it was.
+    strictest of Holm's levels. `error` says which error model it was, `pooled` whether one spread
+    over seeds serves all, by the p-value `equal_spreads` of Bartlett's test.
     """
     # a test for each pair
     names = [name for name in names if name in model.groups]
@@ -265,7 +371,7 @@ def _pairwise_tests(names: Sequence[str], model: ErrorModel) -> Result:
     # what these tests could have found
     least = math.nan
     if known:
-        middle = sorted(known)[len(known) // 2]
+        middle = sorted(known, key=lambda error: float(error.variance))[len(known) // 2]
         least = detectable(LEVEL / len(known), middle.freedom) * math.sqrt(middle.variance)
     means = [model.score(name)[0] for name in names]
     tasks = {name: by_task(model, name) for name in names}
@@ -282,6 +388,8 @@ def _pairwise_tests(names: Sequence[str], model: ErrorModel) -> Result:
         "tests": len(known),
         "significant": sum(value < LEVEL for value in adjusted),
         "spread": finite(model.spread()),
+        "pooled": model.pooled,
+        "equal_spreads": finite(model.equal_p),
         "detectable": finite(least),
     }
 

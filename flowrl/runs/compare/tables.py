@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowrl.core.tables import fixed_digits, markdown_table, text_table
-from flowrl.runs.compare.summary import LETTERS, LEVEL, Result, judged_at, labels
+from flowrl.runs.compare.summary import (
+    LETTERS,
+    LEVEL,
+    Result,
+    judged_at,
+    labels,
+    seeds_needed,
+    told_apart,
+)
 
 DASH = "–"
 
@@ -31,8 +39,8 @@ def comparison_table(result: Result) -> list[list[str]]:
     score = f"{result['settings']['score']}{units(result)[2]}"
     head, base = ["method", "lr", "seeds"], ["base model", "", ""]
     for budget in judged_at(result):
-        head += [f"{score} at {LETTERS[budget]}", "gain [95 %]"]
-        base += [_number(result)(result["base"]["score"]), ""]
+        head += [f"{score} at {LETTERS[budget]}", "gain [95 %]", "p"]
+        base += [_number(result)(result["base"]["score"]), "", ""]
     head += ["iterations (a)", "seconds (a)", "NFE (b)"][: 1 + len(judged_at(result))]
     short = labels([config["name"] for config in result["configs"]])
     rows = [_row(result, config, short[config["name"]]) for config in result["configs"]]
@@ -43,9 +51,13 @@ def _row(result: Result, config: Result, name: str) -> list[str]:
     number, at = _number(result), config["summary"]
     failed = sum(run["failed"] is not None for run in config["seeds"])
     seeds = f"{len(config['seeds'])}" + (f", {failed} failed" if failed else "")
+    collapsed = max((found["collapsed"] for found in at.values() if found), default=0)
+    seeds += f", collapsed: {collapsed} of {len(config['seeds'])}" if collapsed else ""
     cells = [name, f"{config['lr']:.3g}", seeds]
     for budget in judged_at(result):
-        cells += [_spread(at[budget], number), _gain(at[budget], result)]
+        found = at[budget]
+        p = DASH if found is None or found["p"] is None else _p_text(found["p"])
+        cells += [_score(found, number), _gain(found, result), p]
     a = at["nfe"]
     cells += [f"{a['iteration']:.0f}", f"{a['seconds']:.0f}"] if a else [DASH, DASH]
     if "seconds" in at:
@@ -61,7 +73,8 @@ def task_table(result: Result, budget: str) -> list[list[str]]:
     rows = [["method", *(task.replace("_", " ") for task in tasks)]]
     for config in result["configs"]:
         found = config["summary"][budget]
-        cells = [_spread(found["tasks"][task], number) if found else DASH for task in tasks]
+        few = found is not None and found["needs_seeds"] is not None
+        cells = [_spread(found["tasks"][task], number, few) if found else DASH for task in tasks]
         rows.append([short[config["name"]], *cells])
     return [*rows, ["base model", *(number(result["base"]["tasks"][task]) for task in tasks)]]
 
@@ -71,12 +84,28 @@ def _number(result: Result) -> Callable[[float], str]:
     return lambda value: fixed_digits(factor * value, digits)
 
 
-def _spread(found: Result | None, number: Callable[[float], str]) -> str:
-    """Set a mean with the half width of its interval."""
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+def _p_said(p: float) -> str:
+    return "p < 0.001" if p < 0.0005 else f"p {p:.3f}"
+
+
+def _score(found: Result | None, number: Callable[[float], str]) -> str:
+    """Set a config's mean with its interval, or with the seeds that one would take."""
+    if found is None or found["needs_seeds"] is None:
+        return _spread(found, number)
+    return f"{number(found['mean'])} (± from {found['needs_seeds']} seeds)"
+
+
+def _spread(found: Result | None, number: Callable[[float], str], few: bool = False) -> str:
+    """Set a mean with the half width of its interval, without one of too `few` seeds."""
     if found is None:
         return DASH
     low, high = found["interval"]
-    return number(found["mean"]) + ("" if low is None else f" ± {number((high - low) / 2)}")
+    known = low is not None and not few
+    return number(found["mean"]) + (f" ± {number((high - low) / 2)}" if known else "")
 
 
 def _gain(found: Result | None, result: Result) -> str:
@@ -90,7 +119,7 @@ def _gain(found: Result | None, result: Result) -> str:
     texts = [
         "" if value is None else fixed_digits(factor * value, digits, sign=True) for value in values
     ]
-    if low is None:
+    if low is None or found["needs_seeds"] is not None:
         return texts[0]
     star = "*" if found["beats_base"] else ""
     return f"{texts[0]} [{texts[1]}, {texts[2]}]{star}"
@@ -111,25 +140,67 @@ def notes(result: Result) -> list[str]:
         f"counted), {each} at the end of the iteration that passed the budget; largest overshoot "
         f"{' and '.join(over)}.",
         f"± and brackets: 95 % intervals of the mean and of its gain over the base model, "
-        f"{_errors(result)}; a star: it lies above zero and no run failed.",
+        f"{_errors(result)}; p: of no gain; a star: the interval lies above zero and no run "
+        "failed.",
         f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
         f"{base['images']} images); all are judged on the same prompts from the same noise.",
         *_price_note(result),
         _search_note(s["search"], result),
         *_machine_note(result),
     ]
-    lines += [_power_note(result, budget) for budget in judged_at(result)]
-    return [*lines, *_failures(result)]
+    for budget in judged_at(result):
+        lines += [*_spread_notes(result, budget), _power_note(result, budget)]
+    return [*lines, *_few_notes(result), *_failures(result)]
 
 
 def _errors(result: Result) -> str:
     """Say which error model intervals and pairs have."""
-    if result["pairs"]["nfe"]["error"] == "seeds":
-        return (
-            "Student's over seeds with the variance pooled over all configs; they say nothing of "
-            "other prompts"
+    found = result["pairs"]["nfe"]
+    whose = "pooled over all configs" if found["pooled"] else "of each config's own"
+    if found["error"] == "seeds":
+        return f"Student's over seeds, their variance {whose}; they say nothing of other prompts"
+    return f"over seeds and prompts, seeds {whose}, prompts paired"
+
+
+def _spread_notes(result: Result, budget: str) -> list[str]:
+    """Say why spreads over seeds are not pooled, and which runs ended below the base model."""
+    found, (factor, digits, _) = result["pairs"][budget], units(result)
+    ends = {config["name"]: config["summary"][budget] for config in result["configs"]}
+    known = {name: end for name, end in ends.items() if end is not None}
+    lines, short = [], labels([config["name"] for config in result["configs"]])
+    if not found["pooled"]:
+        spreads = [factor * end["spread"] for end in known.values() if end["spread"] is not None]
+        lines.append(
+            f"The spreads over seeds at {LETTERS[budget]}, {min(spreads):.{digits}f} to "
+            f"{max(spreads):.{digits}f}, are not those of one (Bartlett's test, "
+            f"{_p_said(found['equal_spreads'])}): each config has the interval of its own."
         )
-    return "over seeds and prompts, seeds pooled over all configs, prompts paired"
+    fallen = []
+    for name, end in known.items():
+        if end["collapsed"]:
+            fallen.append(f"{short[name]} {end['collapsed']} of {end['seeds']}")
+    if fallen:
+        lines.append(
+            f"Collapsed at {LETTERS[budget]}, ended below the base model by more than chance of "
+            f"the prompts: {', '.join(fallen)}."
+        )
+    return lines
+
+
+def _few_notes(result: Result) -> list[str]:
+    """Say of which configs an interval would tell nothing, and what it would take."""
+    budgets, few = judged_at(result), []
+    short = labels([config["name"] for config in result["configs"]])
+    for config in result["configs"]:
+        ends = [config["summary"][budget] for budget in budgets]
+        if any(end is not None and end["needs_seeds"] is not None for end in ends):
+            few.append(short[config["name"]])
+    if not few:
+        return []
+    return [
+        f"Too few seeds for an interval that tells something: {', '.join(few)}; the number beside "
+        "the score is how many of each config would give one, by the spread seen here."
+    ]
 
 
 def clock(result: Result) -> str:
@@ -193,13 +264,87 @@ def _power_note(result: Result, budget: str) -> str:
     found, (factor, digits, _) = result["pairs"][budget], units(result)
     if not found["tests"]:
         return f"Pairs at {LETTERS[budget]}: no test without two configs of two seeds."
+    spread = ""
+    if found["pooled"]:
+        spread = f", the spread over seeds {factor * found['spread']:.{digits}f}"
     least = "" if found["detectable"] is None else f"{factor * found['detectable']:.{digits}f}"
     return (
         f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (the same "
-        f"error model, the spread over seeds {factor * found['spread']:.{digits}f}; Holm's "
-        f"correction, {LEVEL:g}). A pair has to lie about {least} apart to be told apart in four "
-        "of five cases. No difference found is not the same as none."
+        f"error model{spread}; Holm's correction, {LEVEL:g}). A pair has to lie about "
+        f"{least} apart to be told apart in four of five cases. No difference found is not "
+        "the same as none."
     )
+
+
+def verdict(result: Result, budget: str) -> list[str]:
+    """Say in sentences which configs are better than the base model, and which pairs differ."""
+    short = labels([config["name"] for config in result["configs"]])
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
+    for config in result["configs"]:
+        found = config["summary"][budget]
+        if found is None or found["p"] is None:
+            continue
+        gain, _, high = found["gain"]
+        kind = "not told apart"
+        if found["beats_base"]:
+            kind = "better"
+        elif high is not None and high < 0:
+            kind = "worse"
+        low = "" if found["failed"] == 0 else f", {found['failed']} failed"
+        groups[kind].append(f"{short[config['name']]} ({_points(gain, result)}{low})")
+    parts = [f"{kind}: {', '.join(some)}" for kind, some in groups.items() if some]
+    lines = []
+    if parts:
+        lines.append(f"Against the base model at {LETTERS[budget]}: {'; '.join(parts)}.")
+    return lines + _pair_verdict(result["pairs"][budget], short, budget)
+
+
+def _points(value: float, result: Result) -> str:
+    factor, digits, _ = units(result)
+    return fixed_digits(factor * value, digits, sign=True)
+
+
+def _pair_verdict(found: Result, short: dict[str, str], budget: str) -> list[str]:
+    """Say of each config which ones it is better than, by p after Holm's correction."""
+    lines = []
+    for i, name in enumerate(found["names"]):
+        beaten = []
+        for j, other in enumerate(found["names"]):
+            p = found["p_holm"][i][j]
+            if p is not None and p < LEVEL and found["difference"][i][j] > 0:
+                beaten.append(f"{short[other]} ({_p_said(p)})")
+        if beaten:
+            lines.append(f"{short[name]} is better at {LETTERS[budget]} than {', '.join(beaten)}.")
+    if found["tests"] and not lines:
+        lines.append(f"No two configs can be told apart at {LETTERS[budget]}.")
+    return lines
+
+
+def power_before(names: Sequence[str], seeds: int, result: Result) -> list[str]:
+    """Say before anything runs how far apart two of the configs have to lie to be told apart in
+    four of five cases, and how many seeds half of that takes.
+
+    In spreads over seeds, and in scores where the result holds some by now.
+    """
+    configs = len(names)
+    if seeds < 2:
+        return [
+            "one seed of each config has no interval and no test; give two or more with --seeds"
+        ]
+    apart, what = told_apart(configs, seeds), "a config and the base model have to"
+    if configs > 1:
+        what = f"two of {configs} configs have to"
+    said = f"with {seeds} seeds {what} lie {apart:.1f} spreads over seeds apart"
+    known = result.get("pairs", {}).get("nfe", {}).get("spread")
+    if known is not None:
+        factor, digits, unit = units(result)
+        points = f"{factor * apart * known:.{digits}f}{' points' if unit else ''}"
+        said += f" ({points} by the runs that are there)"
+    lines = [f"to be told apart in four of five cases, {said}"]
+    more = seeds_needed(apart / 2, configs)
+    if more:
+        lines.append(f"half of that takes {more} seeds of each config")
+    return lines
 
 
 def _failures(result: Result) -> list[str]:
@@ -259,11 +404,17 @@ def _pair(found: dict[str, Any], i: int, j: int, factor: float, digits: int) -> 
 
 
 def terminal(result: Result, *, width: int | None = None) -> str:
-    """Return what is printed at the end, for `width` columns: the main table, the tasks at (a), how
-    to read them."""
-    both = (comparison_table(result), task_table(result, "nfe"))
-    tables = [text_table(rows, width=width) for rows in both]
-    return "\n\n".join([tables[0], "per task at (a)\n" + tables[1], "\n".join(notes(result))])
+    """Return what is printed at the end, for `width` columns: the main table, the tasks and pairs
+    at (a), the verdict, and how to read them."""
+    parts = [text_table(comparison_table(result), width=width)]
+    parts.append("per task at (a)\n" + text_table(task_table(result, "nfe"), width=width))
+    if result["pairs"]["nfe"]["tests"]:
+        table = text_table(pair_table(result, "nfe"), width=width)
+        parts.append("pairs at (a): p after Holm's correction, and row minus column\n" + table)
+    said = []
+    for budget in judged_at(result):
+        said += verdict(result, budget)
+    return "\n\n".join([*parts, *(["\n".join(said)] if said else []), "\n".join(notes(result))])
 
 
 def markdown(result: Result, images: Sequence[str] = ()) -> str:
@@ -274,6 +425,11 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
         markdown_table(comparison_table(result)),
         "\n".join(f"- {line}" for line in notes(result)),
     ]
+    for budget in judged_at(result):
+        said = verdict(result, budget)
+        if said:
+            lines = "\n".join(f"- {line}" for line in said)
+            parts.append(f"## Verdict at {LETTERS[budget]}\n\n{lines}")
     for budget in judged_at(result):
         parts += [f"## Per task at {LETTERS[budget]}", markdown_table(task_table(result, budget))]
     for budget in judged_at(result):

@@ -1,0 +1,154 @@
+"""Work the intervals of result files out again, from the outcomes that are beside them.
+
+    python scripts/results/again.py
+
+Rewrites `low` and `high` of assets/results/gains.json from assets/results/gains-outcomes.json, and
+the means and intervals of assets/results/demonstration.json from its own outcomes; what was
+measured stays. Run it after a change of `flowrl/evaluation/crossed_errors.py`, then `tables.py`.
+
+gains-outcomes.json holds for each comparison how many images of each prompt were right, a digit a
+prompt in base 36: of the base model, and of every seed of every config, since the spread over seeds
+may be that of all of them. `rows` are the configs of gains.json that are from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowrl.core.files import write_json
+from flowrl.core.prompts import load_prompts
+from flowrl.evaluation.crossed_errors import crossed, weights_of
+from flowrl.runs.compare.records import unpacked
+from flowrl.runs.compare.summary import ErrorModel, equal_spreads
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "assets" / "results"
+GAINS, OUTCOMES = RESULTS / "gains.json", RESULTS / "gains-outcomes.json"
+DEMONSTRATION = RESULTS / "demonstration.json"
+AGREE = 2e-6  # of gains, which are kept with six digits
+Found = dict[str, Any]
+
+
+def read(file: Path) -> Found:
+    """Read a JSON file."""
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def hits(outcomes: str) -> str:
+    """Pack how many images of each prompt were right, from a comparison's outcomes. Raises
+    ValueError where they are no verdicts of at most 35 images."""
+    prompts = unpacked(outcomes)
+    if any(value not in (0, 1) for images in prompts for value in images):
+        raise ValueError("expected verdicts, 0 or 1 for each image")
+    return "".join(np.base_repr(int(sum(images)), 36).lower() for images in prompts)
+
+
+def outcomes_of(result: Mapping[str, Any], rows: list[str]) -> Found:
+    """Return what gains-outcomes.json keeps of a comparison, for the rows of some of its
+    configs."""
+    tasks: list[list[Any]] = []
+    for tag in result["base"]["tags"]:
+        if tasks and tasks[-1][0] == tag:
+            tasks[-1][1] += 1
+        else:
+            tasks.append([tag, 1])
+    configs = {}
+    for entry in result["configs"]:
+        ends = [run["at"]["nfe"] for run in entry["seeds"] if run["at"]["nfe"]]
+        failed = sum(run["failed"] is not None for run in entry["seeds"])
+        seeds = [hits(end["outcomes"]) for end in ends]
+        configs[entry["file"]] = {"seeds": seeds, "failed": failed}
+    base = result["base"]["outcomes"]
+    return {
+        "rows": rows,
+        "images": len(unpacked(base)[0]),
+        "tasks": tasks,
+        "base": hits(base),
+        "configs": configs,
+    }
+
+
+def model_of(kept: Mapping[str, Any]) -> ErrorModel:
+    """Return the error model of a comparison that is kept so."""
+
+    def shares(digits: str) -> np.ndarray:
+        return np.array([int(digit, 36) for digit in digits]) / kept["images"]
+
+    tags = [task for task, count in kept["tasks"] for _ in range(count)]
+    groups = {}
+    for name, entry in kept["configs"].items():
+        if entry["seeds"]:
+            groups[name] = np.array([shares(seed) for seed in entry["seeds"]])
+    weights = weights_of(tags)
+    equal_p = equal_spreads([group @ weights for group in groups.values()])
+    return ErrorModel(groups, shares(kept["base"]), tags, True, equal_p)
+
+
+def gains_again(found: Found, kept: Mapping[str, Any], demonstration: Found) -> Found:
+    """Return gains.json with intervals worked out again. Raises ValueError where a gain is not that
+    of the outcomes."""
+    rows = {row["config"]: dict(row) for row in found["rows"]}
+    for name, one in kept.items():
+        model = model_of(one)
+        for config in one["rows"]:
+            gain, error = model.gain(config)
+            half, row = float(error.half()), rows[config]
+            if abs(gain - row["gain"]) > AGREE:
+                raise ValueError(f"{config}: gain {row['gain']}, by the outcomes of {name} {gain}")
+            known = math.isfinite(half)
+            row["low"] = round(gain - half, 6) if known else None
+            row["high"] = round(gain + half, 6) if known else None
+    low, high = demonstration["rl_minus_base"]["interval"]
+    rows["shapes/awm"] |= {"low": round(low, 6), "high": round(high, 6)}
+    return {**found, "rows": list(rows.values())}
+
+
+def demonstration_again(found: Found) -> Found:
+    """Return demonstration.json with means and intervals worked out again, of settings and of what
+    one has more than another."""
+    # shares of right images [S, P] of each setting
+    shares, again = {}, dict(found)
+    for name, entry in found.items():
+        if isinstance(entry, dict) and "outcomes" in entry:
+            seeds = []
+            for seed in entry["outcomes"]:
+                seeds.append([sum(images) / len(images) for images in unpacked(seed)])
+            shares[name] = np.array(seeds), _tags(entry["prompts"])
+    for name, (values, tags) in shares.items():
+        again[name] = {**found[name], **_within(crossed(values, tags))}
+    # differences, against one seed of the base model
+    for name in found:
+        one, minus, other = name.partition("_minus_")
+        if minus and one in shares and other in shares:
+            values, tags = shares[one]
+            again[name] = {**found[name], **crossed(values - shares[other][0], tags)}
+    return again
+
+
+def _tags(prompts: str) -> list[str]:
+    records = load_prompts(str(ROOT / prompts)).records
+    return [str(record.get("tag", "all")) for record in records]
+
+
+def _within(found: Found) -> Found:
+    """Cut off what intervals of shares have below 0 or above 1."""
+    for one in (found, *found["tasks"].values()):
+        one["interval"] = [b if b is None else min(1.0, max(0.0, b)) for b in one["interval"]]
+    return found
+
+
+def main() -> None:
+    """Rewrite both files."""
+    demonstration = demonstration_again(read(DEMONSTRATION))
+    write_json(DEMONSTRATION, demonstration)
+    write_json(GAINS, gains_again(read(GAINS), read(OUTCOMES)["comparisons"], demonstration))
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation import held_out
-from flowrl.evaluation.statistics import paired_bootstrap
+from flowrl.evaluation.statistics import paired_difference
 from flowrl.runs import suite as suites
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.suite import run_suite, scores_of
@@ -170,7 +170,7 @@ def test_the_difference_is_paired(config: Config, tmp_path: Path) -> None:
     prompts, name = load_prompts(config.prompts.test), config.headline
     new, old = (scores_of(config, prompts, tmp_path / n)[name] for n in ("new", "base"))
     tags = [str(record.get("tag", "all")) for record in prompts.records]
-    expected = paired_bootstrap(new, old, tags)
+    expected = paired_difference(new, old, tags)
     found = report["against"]
     assert found["interval"] == expected["interval"] and found["target"] == "the toy"
     assert 0 < found["interval"][0] <= found["difference"] == expected["difference"]

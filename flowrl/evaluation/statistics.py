@@ -82,7 +82,8 @@ def summarize_apart(
     out = {}
     for name, chosen in (("seen", common & ~held), ("held_out", common & held)):
         places = chosen.nonzero()[:, 0].tolist()
-        own, prompts = [tags[i] for i in places], [rows[i] for i in places]
+        own = [tags[i] for i in places]
+        prompts = [rows[i] for i in places]
         out[name] = summarize_scores(values[chosen], own, prompts)
     return out
 

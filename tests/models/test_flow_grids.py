@@ -45,7 +45,7 @@ def mu_of(scheduler: Any) -> float:
 
 def ours(scheduler: Any, steps: int, even: bool) -> torch.Tensor:
     """Return the grid of an adapter whose pipeline spreads the steps evenly, or does not."""
-    levels = (lambda n: np.linspace(1.0, 1 / n, n)) if even else None
+    levels: Any = (lambda n: np.linspace(1.0, 1 / n, n)) if even else None
     mu = mu_of(scheduler)
     return pipeline_sigmas(
         scheduler, steps, tokens=TOKENS, device=CPU, levels=levels, mu=lambda *_: mu

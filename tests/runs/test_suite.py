@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from PIL import Image
 from runkit import rows
@@ -22,7 +21,8 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation import held_out
-from flowrl.evaluation.statistics import paired_bootstrap
+from flowrl.evaluation.crossed_errors import crossed
+from flowrl.evaluation.statistics import paired_difference
 from flowrl.runs import suite as suites
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.suite import run_suite, scores_of
@@ -46,11 +46,11 @@ def test_a_suite_scores_as_an_evaluation_does(config: Config, tmp_path: Path) ->
     assert report[name] == pytest.approx(known[name], abs=1e-6)
     assert report["interval"] == pytest.approx(known["interval"], abs=1e-6)
     assert report["rewards"] == pytest.approx(known["rewards"], abs=1e-6)
-    # no bare mean: Student's interval of the images' scores, by hand
+    # no bare mean: the interval over the prompts' means
     told = np.array([row["scores"][name] for row in rows(out / "scores.jsonl")])
-    half = scipy.stats.t.ppf(0.975, len(told) - 1) * told.std(ddof=1) / len(told) ** 0.5
-    by_hand = [told.mean() - half, told.mean() + half]
-    assert report["intervals"][name] == pytest.approx(by_hand, abs=1e-6)
+    means = told.reshape(-1, 2).mean(1)
+    expected = crossed(means[None], ["all"] * len(means))["interval"]
+    assert report["intervals"][name] == pytest.approx(expected, abs=1e-6)
     # the files
     prompts = load_prompts(config.prompts.test)
     assert json.loads((out / "summary.json").read_text()) == report
@@ -170,7 +170,7 @@ def test_the_difference_is_paired(config: Config, tmp_path: Path) -> None:
     prompts, name = load_prompts(config.prompts.test), config.headline
     new, old = (scores_of(config, prompts, tmp_path / n)[name] for n in ("new", "base"))
     tags = [str(record.get("tag", "all")) for record in prompts.records]
-    expected = paired_bootstrap(new, old, tags)
+    expected = paired_difference(new, old, tags)
     found = report["against"]
     assert found["interval"] == expected["interval"] and found["target"] == "the toy"
     assert 0 < found["interval"][0] <= found["difference"] == expected["difference"]
@@ -281,7 +281,8 @@ def test_geneval_on_shapes_from_the_command_line(
     assert summary["geneval"] == pytest.approx(by_task.mean())
     # once more, against itself
     assert main([*argv, "--against", str(out)]) == 0
-    assert "+0.000, 95 % interval +0.000 to +0.000" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "+0.000, 95 % interval unknown (paired, over prompts)" in said  # of a prompt a task
     assert main(["eval", "assets/shapes-sd3", "--out", str(out)]) == 2
     # the suite of the shapes, on its own first prompts
     own = resource("assets/shapes/test.jsonl").read_text().splitlines(keepends=True)[:2]

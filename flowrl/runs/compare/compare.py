@@ -142,7 +142,8 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = open_result(what.out, configs, what.budgets, _stated(what))
         _warn_of_load(quiet or not what.budgets.seconds)
-        names = {config.name for config in configs} | {one["name"] for one in result["configs"]}
+        names = {config.name for config in configs}
+        names |= {one["name"] for one in result["configs"]}
         for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
             print(f"seeds: {line}", file=sys.stderr)
         # a file that is added to keeps the base that it was begun with

@@ -55,7 +55,10 @@ def test_what_has_not_changed_is_taken_again(
     run_comparison(done, quiet=True)
     assert done.out.read_bytes() == before
     kept = json.loads((done.runs / "base" / "result.json").read_text())["content"]
-    assert kept.keys() == {"model", "reward", "prompts"} and kept["reward"]["source"].keys()
+    assert (
+        kept.keys() == {"model", "reward", "prompts", "files of prompts"}
+        and kept["reward"]["source"].keys()
+    )
 
 
 @pytest.mark.parametrize(

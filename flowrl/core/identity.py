@@ -68,7 +68,7 @@ def facts_of_file(file: Path) -> str:
     return f"{size} bytes, parts {digest.hexdigest()[:16]}, written {about.st_mtime_ns}"
 
 
-def facts_of_path(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> Facts:
+def facts_of_path(path: Path, suffixes: tuple[str, ...] = SUFFIXES + IMAGES) -> Facts:
     """Return what a file, or each file of these endings in and below a folder, is; of a folder with
     very many one digest of their names, sizes and times. Raises OSError."""
     if path.is_file():

@@ -3,20 +3,23 @@ and scores to a model and to rewards that may change under their names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.identity import (
     IMAGES,
     Facts,
+    facts_of_file,
     facts_of_name,
     facts_of_path,
     facts_of_source,
     facts_of_values,
     short_digest,
 )
-from flowrl.core.prompts import load_prompts, prompts_hash
+from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.evaluation.measures.of_images import Tools
 
 JUDGES = ("flowrl.evaluation",)  # rewards take their rules from here
@@ -50,15 +53,40 @@ def reward_contents(config: Config) -> Facts:
     return {name: content_of(call) for name, call in config.rewards.items()}
 
 
+def prompt_files(prompts: PromptSet, config: Config) -> str:
+    """Return a digest of the images that prompts' records name, as sources or references: beside
+    the list, or where a reward's ``root`` says; "" where they name none."""
+    bases = [Path(prompts.path).parent]
+    for call in config.rewards.values():
+        root = call.kwargs.get("root")
+        bases += [Path(root).expanduser()] if isinstance(root, str) else []
+    found: Facts = {}
+    for name in sorted({*_image_names(prompts.records)}):
+        files = [base / name for base in bases if (base / name).is_file()]
+        found |= {str(file): facts_of_file(file) for file in files}
+    return short_digest([*found.values()]) if found else ""
+
+
+def _image_names(value: Any) -> Iterator[str]:
+    """Yield every text in records that ends as the file of an image does."""
+    if isinstance(value, str) and value.lower().endswith(IMAGES) and "\0" not in value:
+        yield value
+    rows = value.values() if isinstance(value, Mapping) else value
+    for each in rows if isinstance(value, Mapping | list | tuple) else ():
+        yield from _image_names(each)
+
+
 def judged_content(config: Config) -> Facts:
     """Return the facts of all that decides how a config's base model is judged: the model's files,
     the weights that it begins with, the headline reward and the held-out prompts."""
     start = facts_of_values(config.train.start)
+    prompts = load_prompts(config.prompts.test)
     return {
         "model": content_of(config.model),
         **({"start": start} if start else {}),
         "reward": content_of(config.rewards[config.headline]),
-        "prompts": prompts_hash(load_prompts(config.prompts.test)),
+        "prompts": prompts_hash(prompts),
+        "files of prompts": prompt_files(prompts, config),
     }
 
 

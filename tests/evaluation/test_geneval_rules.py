@@ -230,7 +230,9 @@ def test_equal_confidences_are_ordered_as_in_the_published_code(tag: str, overla
         corner = draw.integers(0, 30, (count, 2)).astype(np.float32)
         score = draw.choice(levels, (count, 1))
         table = np.concatenate([corner, corner + 20, score], axis=1)
-        found = [DetectedObject(tuple(map(float, row[:4])), float(row[4])) for row in table]
+        found = []
+        for left, top, right, bottom, sure in table.tolist():
+            found.append(DetectedObject((left, top, right, bottom), sure))
         least = limits.counting if tag == "counting" else limits.threshold
         rows = published(table, least, limits.most, overlap)
         ours = kept({"cat": found}, tag, limits).get("cat", [])

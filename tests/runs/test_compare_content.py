@@ -55,7 +55,10 @@ def test_what_has_not_changed_is_taken_again(
     run_comparison(done, quiet=True)
     assert done.out.read_bytes() == before
     kept = json.loads((done.runs / "base" / "result.json").read_text())["content"]
-    assert kept.keys() == {"model", "reward", "prompts"} and kept["reward"]["source"].keys()
+    assert (
+        kept.keys() == {"model", "reward", "prompts", "files of prompts"}
+        and kept["reward"]["source"].keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,7 @@ def test_a_base_of_an_earlier_version(done: Comparison) -> None:
     with pytest.raises(ConfigError, match=r"base/result\.json: an earlier version.*delete .*base"):
         run_comparison(done, quiet=True)
     shutil.rmtree(file.parent)
+    done.out.unlink()  # what it says of the base model need not be judged again
     run_comparison(done, quiet=True)
     assert json.loads(file.read_text())["base"] == kept["base"]
 

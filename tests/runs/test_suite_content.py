@@ -20,7 +20,7 @@ from toykit import toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.shipped_files import resource
 from flowrl.evaluation.measures.of_images import Tools
 from flowrl.runs import sweep as sweeping
@@ -167,6 +167,27 @@ def test_a_reward_whose_source_or_weights_changed(
     assert len(rows(out / "scores.jsonl")) == count == 36
 
 
+def test_images_that_prompts_and_rewards_name(tmp_path: Path, own: Callable[[str], Config]) -> None:
+    """A source or reference that a record names is drawn from or judged by: another file under its
+    name is another setting. A folder of references that a reward names is its content."""
+    config, out = own("0.25"), tmp_path / "out"
+    test = Path(config.prompts.test)
+    lines = [json.loads(row) for row in test.read_text().splitlines()]
+    test.write_text("".join(json.dumps({**row, "reference": ["a.png"]}) + "\n" for row in lines))
+    Image.new("RGB", (4, 4)).save(test.parent / "a.png")
+    scored(config, out)
+    Image.new("RGB", (4, 4), (9, 9, 9)).save(test.parent / "a.png")
+    with pytest.raises(RunError, match=r"another setting: prompt_files: \w+ and \w+"):
+        scored(config, out)
+    (tmp_path / "weights.bin").unlink()
+    (tmp_path / "weights.bin").mkdir()  # a folder now, with an image
+    Image.new("RGB", (4, 4)).save(tmp_path / "weights.bin" / "b.png")
+    scored(config, tmp_path / "two")
+    Image.new("RGB", (4, 4), (9, 9, 9)).save(tmp_path / "weights.bin" / "b.png")
+    with pytest.warns(UserWarning, match=r"mine\.files\..*b\.png"):
+        scored(config, tmp_path / "two")
+
+
 def test_an_image_that_was_exchanged_is_scored_again(tmp_path: Path) -> None:
     config, out = toy(tmp_path / "toy"), tmp_path / "out"
     first = scored(config, out)
@@ -271,5 +292,5 @@ def test_measures_belong_to_images_and_tools(
 @pytest.mark.parametrize("bad", ["[", "[" * 100_000, "17", '{"bounds": {"a": [0, 1e400]}}', "\xff"])
 def test_bounds_that_are_none(tmp_path: Path, bad: str) -> None:
     (tmp_path / "sweep.json").write_bytes(bad.encode("latin-1"))
-    with pytest.raises(sweeping.ConfigError, match=r"--bounds .*sweep\.json"):
+    with pytest.raises(ConfigError, match=r"--bounds .*sweep\.json"):
         sweeping._read_bounds(tmp_path / "sweep.json")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, differences, flat, load_config
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.files import delete, delete_drafts, write_json, write_text
+from flowrl.core.files import delete_drafts, write_json, write_text
 from flowrl.core.installation import environment
 from flowrl.core.part import Part
 from flowrl.core.processes import world
@@ -27,20 +27,18 @@ from flowrl.runs.folder import (
     EARLIER_EVALS,
     ENVIRONMENT,
     EVALS,
-    FINDINGS,
-    HISTOGRAMS,
-    METRICS,
     SAMPLES,
     SUMMARY,
-    TENSORBOARD,
-    TIMING,
     FolderLock,
     Rows,
     RunPath,
+    check_lines,
+    left_of,
     lock,
     read_evals,
     read_rows,
     try_lock,
+    what_is_there,
     write_evals,
 )
 from flowrl.runs.open_run import score_of
@@ -124,7 +122,13 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
 def _check_not_overwritten(config: Config, run: Path) -> None:
     """Raise RunError where a new run would write over the given config, or over one that no run
     wrote."""
-    begun = _begun(run)
+    begun, left = _begun(run), left_of(run)
+    # a run without the file that says what it is
+    if left and not (run / CONFIG).exists():
+        raise RunError(
+            f"{run} holds {', '.join(left)} of a run whose {CONFIG} is not there: bring it back "
+            "and go on with --resume, or name another folder with --run"
+        )
     # the given config lies in the folder: the run would write its own over it
     if _would_overwrite(config, run):
         again = train_command("--resume", run, config)
@@ -157,9 +161,9 @@ def _would_overwrite(config: Config, run: Path) -> bool:
 
 def holds_run(run: Path) -> bool:
     """Say whether a folder holds what a new run must not take the place of: one that was killed
-    before its first checkpoint has left nothing to go on from."""
+    before its first checkpoint has written no line of a log."""
     saved = checkpoint.checkpoint_folders(run) or (run / SUMMARY).exists()
-    return (run / CONFIG).exists() and bool(saved)
+    return ((run / CONFIG).exists() and bool(saved)) or (_begun(run) and bool(left_of(run)))
 
 
 def _free_folder(config: Config) -> tuple[Path, FolderLock]:
@@ -170,7 +174,12 @@ def _free_folder(config: Config) -> tuple[Path, FolderLock]:
         free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         found = try_lock(free)
         theirs = (free / CONFIG).exists() and not _begun(free)
-        mine = not theirs and not holds_run(free) and not _would_overwrite(config, free)
+        mine = (
+            not theirs
+            and not left_of(free)
+            and not holds_run(free)
+            and not _would_overwrite(config, free)
+        )
         if found is not None and mine:
             return free, found
         if found is not None:
@@ -194,9 +203,7 @@ def _resumed(config: Config, run: Path, resume: Resume) -> Start:
         _check_same(config, run)
     newest = checkpoint.latest(run)
     if newest is None and (holds_run(run) or not _begun(run)):
-        raise CheckpointError(
-            f"{run}: no whole checkpoint to resume from; start again in another folder"
-        )
+        raise CheckpointError(f"{run}: no whole checkpoint to resume from{what_is_there(run)}")
     return _fresh(run) if newest is None else Start(run, newest, rewrite=resume == "auto")
 
 
@@ -225,13 +232,15 @@ def begin(
     model: FlowModel | None,
     callbacks: Sequence[Part],
     quiet: bool,
-) -> tuple[Trainer, int | None]:
-    """Make the trainer, at its checkpoint if there is one -> it, and the iteration resumed at."""
+) -> tuple[Trainer, int | None, bool]:
+    """Make the trainer, at its checkpoint if there is one -> it, the iteration resumed at, and
+    whether the evaluations of before are lost."""
     here, run = world(), start.run
     # a log that is damaged is found before the model is loaded
     rows: Rows = []
     if start.checkpoint is not None:
-        rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
+        last = int(start.checkpoint.name)
+        rows = here.gather(here.together(lambda: _evals(run, last) if here.main else []))[0]
     with explained(config, "load"):
         trainer = here.together(lambda: Trainer(config, model=model, callbacks=callbacks))
         if config.monitors.drift is not None:  # before any weight is loaded
@@ -239,7 +248,7 @@ def begin(
     if start.checkpoint is None:
         # only now: a config that does not work must not occupy the folder
         here.together(lambda: _occupy(config, run) if here.main else None)
-        return trainer, None
+        return trainer, None, False
     # what was judged in another way counts no longer; the evaluation before training is made anew
     # where it was lost
     known = _judged_alike(trainer, run, rows, quiet)
@@ -253,25 +262,21 @@ def begin(
             f"train.iterations={config.train.iterations}: {run} has done {trainer.iteration} "
             f"already; raise it in {run / CONFIG}, or evaluate an earlier checkpoint"
         )
-    if here.main and trainer.iteration < config.train.iterations:
-        delete(run / SUMMARY)  # of an end that is no longer the end
     if here.main and start.rewrite:
         write_text(run / CONFIG, config.dump())
-    return trainer, trainer.iteration
+    return trainer, trainer.iteration, trainer.iteration > 0 and not rows
 
 
 def _occupy(config: Config, run: Path) -> None:
-    """Write what a run is; logs of one that was killed before its first checkpoint go."""
-    if (run / CONFIG).exists():
-        for name in (METRICS, TIMING, HISTOGRAMS, EVALS, EARLIER_EVALS, FINDINGS, TENSORBOARD):
-            delete(run / name)
-    # the config last: one without the other is a user's own
+    """Write what a run is, the config last: one without the other is a user's own."""
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
     write_text(run / CONFIG, config.dump())
 
 
-def _evals(run: Path) -> Rows:
-    """Read the evaluations of a run, checked. Raises RunError that names file and line."""
+def _evals(run: Path, iterations: int) -> Rows:
+    """Read the evaluations of a run, checked as its metrics of so many iterations are. Raises
+    RunError that names file and line."""
+    check_lines(run, iterations)
     try:
         read_evals(run)
     except RunError as error:

@@ -15,6 +15,7 @@ from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.part import Part
+from flowrl.core.processes import launched
 from flowrl.core.types import FlowModel
 from flowrl.runs.folder import (
     CONFIG,
@@ -80,10 +81,14 @@ def train(
     # the folder is locked, so that no other process trains in it
     with claimed(config, run, resume) as start:
         run = start.run
-        trainer, resumed_at = begin(config, start, model, callbacks, quiet)
-        checkpoints = Checkpoints(trainer, run, resumed_at)
+        trainer, resumed_at, lost = begin(config, start, model, callbacks, quiet)
+        checkpoints = Checkpoints(trainer, run, resumed_at, unjudged=lost)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
-            trainer.state.log = log
+            trainer.state.log = checkpoints.log = log
+            # a launcher kills soon after its signal; under FSDP all processes save together
+            if launched() and not trainer.sharded:
+                stop.repeatable = lambda: trainer.state.repeatable
+                trainer.state.leave = stop.leave
             log.say(f"{config.name}: {describe_training(trainer)}\nrun folder {run}")
             if trainer.iteration >= config.train.iterations:
                 log.say(

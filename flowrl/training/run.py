@@ -7,8 +7,8 @@ loaded where that is possible.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,12 +82,24 @@ class State:
     iteration: int = 0  # finished iterations
     # whether weights, optimizer and rewards are those after `iteration` whole iterations
     intact: bool = True
+    # whether nothing that is saved has changed since then, so that the iteration can be made again
+    repeatable: bool = False
+    leave: Callable[[], None] | None = None  # raises where a run is to end at once
     memory: dict[str, Any] = field(default_factory=dict)  # of the monitors: plain JSON, saved
     stop: str = ""  # why a part ends the run after this iteration; empty: it goes on
     log: PhaseTimer | None = None
     # rewards and advantages of the last iteration
     histograms: dict[str, Any] = field(default_factory=dict)
     probe: Any = None  # a `flowrl.evaluation.velocity_drift.Probe` of the base model's velocity
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Say that a resume makes what is inside again, to the bit, wherever it is left."""
+        self.repeatable = True
+        try:
+            yield
+        finally:
+            self.repeatable = False
 
     @property
     def lr_factor(self) -> float:
@@ -230,7 +242,9 @@ class Run(Prepared):
 
     def progress(self, done: int, total: int) -> None:
         """Say how much of the running phase this process has done, if there is a logger. Of work on
-        an accelerator: how much is under way."""
+        an accelerator: how much is under way. Here a run may be left at once."""
+        if self.state.leave is not None:
+            self.state.leave()
         if self.state.log is not None:
             self.state.log.progress(done, total)
 

@@ -154,6 +154,21 @@ class gate:
         return redness(batch)
 
 
+class asleep:
+    """Score as `redness`; once `log` has a line, in the process of `rank`, touch a file beside
+    `file` (.reached) and sleep for ten minutes if `file` is there."""
+
+    def __init__(self, *, file: str, log: str, rank: int) -> None:
+        self.file, self.log = Path(file), Path(log)
+        self.mine = os.environ.get("RANK", "0") == str(rank)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        if self.mine and self.file.exists() and self.log.exists() and self.log.read_text():
+            self.file.with_suffix(".reached").touch()
+            time.sleep(600)
+        return redness(batch)
+
+
 def write_toy(folder: Path) -> Path:
     """Write prompt files and a config into `folder` -> the config's path."""
     folder.mkdir(parents=True, exist_ok=True)

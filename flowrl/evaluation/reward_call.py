@@ -11,13 +11,16 @@ device only while they score.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, get_args
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +35,7 @@ from flowrl.core.abilities import (
     judges_singly,
     judges_videos,
     least_frames,
+    sees_latents,
 )
 from flowrl.core.errors import (
     ConfigError,
@@ -62,6 +66,38 @@ def probe_rewards(rewards: Mapping[str, Any]) -> None:
         if isinstance(reward, RewardWithProbe):
             with as_one_message(f"the probe of reward {name!r}", RewardError), watched(name):
                 reward.probe()
+
+
+def try_out(rewards: Mapping[str, Any], batch: RewardBatch) -> None:
+    """Ask each reward about a few images before a model is loaded, so that a mistake in one is
+    found in seconds. Those that ask people, or judge latents, which nobody has made yet, are not
+    asked.
+
+    Nothing remembers it: random streams are put back, and a reward without networks is asked as a
+    copy where it can be copied. Raises RewardError as `ask` does.
+    """
+    for name, reward in rewards.items():
+        if asks_people(reward) or sees_latents(reward):
+            continue
+        asked = reward
+        if not getattr(reward, "loads_late", False) and not any(True for _ in networks_of(reward)):
+            with contextlib.suppress(Exception):
+                asked = copy.deepcopy(reward)
+        with torch.no_grad(), same_draws():
+            ask(name, asked, batch, "two random images, before anything is loaded")
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Put the global random streams back, as if nobody had drawn."""
+    state = random.getstate(), numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(state[0])
+            numpy.random.set_state(state[1])
 
 
 def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, where: str) -> Tensor:

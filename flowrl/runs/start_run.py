@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from flowrl.core.files import delete_drafts, write_json, write_text
 from flowrl.core.installation import environment
 from flowrl.core.part import Part
 from flowrl.core.processes import world
-from flowrl.core.prompts import PromptSet, prompts_hash
+from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.runs.evaluate import eval_weights, evaluate, guidance_of, probe_of
@@ -68,6 +69,34 @@ def train_command(option: str, path: Path, config: Config) -> str:
     for name in config.plugins:
         words += ["--plugin", name]
     return shlex.join(words)
+
+
+def check_alike(config: Config) -> None:
+    """Raise ConfigError in every process where one has another config, seed, prompts or versions:
+    they would train as one run and be none. All processes call it first."""
+    here = world()
+    if here.alone:
+        return
+    found = here.gather(here.together(lambda: _facts(config)))
+    for rank, facts in enumerate(found):
+        for key in found[0].keys() | facts.keys():
+            first, other = found[0].get(key), facts.get(key)
+            if first != other:
+                raise ConfigError(
+                    f"process {rank} of {here.size} has {key} {other!r}, and process 0 has "
+                    f"{first!r}: start all processes with the same command, prompt files and "
+                    "versions"
+                )
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """Return what all processes of a run must have in common, prompt lists by what they hold."""
+    facts = flat(config.to_dict())
+    for key in ("train", "test"):
+        listed = load_prompts(facts.pop(f"prompts.{key}"))
+        facts[f"prompts.{key} with the hash"] = prompts_hash(listed)
+    versions = environment()
+    return facts | {name: versions[name] for name in ("flowrl", "commit", "torch", "python")}
 
 
 @contextmanager
@@ -241,8 +270,10 @@ def begin(
     if start.checkpoint is not None:
         last = int(start.checkpoint.name)
         rows = here.gather(here.together(lambda: _evals(run, last) if here.main else []))[0]
+    say = partial(print, file=sys.stderr, flush=True) if here.main and not quiet else None
     with explained(config, "load"):
-        trainer = here.together(lambda: Trainer(config, model=model, callbacks=callbacks))
+        made = partial(Trainer, config, model=model, callbacks=callbacks, say=say)
+        trainer = here.together(made)
         if config.monitors.drift is not None:  # before any weight is loaded
             trainer.state.probe = probe_of(trainer)
     if start.checkpoint is None:

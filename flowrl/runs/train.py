@@ -38,7 +38,7 @@ from flowrl.runs.open_run import best_checkpoint, score_of
 from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import before_after_table, best_line, html_report
 from flowrl.runs.report.style import save_figure
-from flowrl.runs.start_run import Resume, begin, claimed
+from flowrl.runs.start_run import Resume, begin, check_alike, claimed
 from flowrl.runs.stop import StopSignal
 from flowrl.training.trainer import Trainer
 
@@ -78,6 +78,7 @@ def train(
         raise ConfigError(f'resume: expected True, False or "auto", got {show(resume)}')
     check_trackers(track)
     config = config if rewards is None else with_rewards(config, rewards)
+    check_alike(config)
     # the folder is locked, so that no other process trains in it
     with claimed(config, run, resume) as start:
         run = start.run

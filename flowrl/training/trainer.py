@@ -42,7 +42,7 @@ from flowrl.training.rollout import (
     reward_batch,
     sample_forest,
 )
-from flowrl.training.run import Iteration, PhaseTimer, Run, make_run
+from flowrl.training.run import Iteration, PhaseTimer, Run, Say, make_run
 from flowrl.training.weights import check_saved, put_saved
 
 
@@ -64,10 +64,13 @@ class Trainer(Run):
         model: FlowModel | None = None,
         log: PhaseTimer | None = None,
         callbacks: Sequence[Any] = (),
+        say: Say | None = None,
     ) -> None:
-        """model: in place of the config's; callbacks: parts that join the loop. Raises ConfigError
-        for numbers that do not fit together, and what rewards raise."""
-        self.__dict__.update(vars(make_run(config, model=model, log=log, callbacks=callbacks)))
+        """model: in place of the config's; callbacks: parts that join the loop; say: hears what is
+        being done that may take a while. Raises ConfigError for numbers that do not fit together,
+        and what rewards raise."""
+        made = make_run(config, model=model, log=log, callbacks=callbacks, say=say)
+        self.__dict__.update(vars(made))
 
     def step(self) -> dict[str, float]:
         """Run one iteration -> its metrics. Raises RunError on a NaN, RewardError if a reward

@@ -1,4 +1,4 @@
-"""Runs under a launcher: it ends a process 30 s after its signal, however long an iteration takes."""
+"""Runs under a launcher, which kills 30 s after its signal, however long an iteration takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from killkit import contents
-from processkit import KITS, free_port
+from processkit import KITS, free_port, run_both
 from toykit import write_toy
 
 from flowrl.runs.folder import read_rows
@@ -80,3 +80,60 @@ def test_a_stop_inside_a_slow_reward_is_saved_and_resumed_to_the_bit(
     found = contents(run)
     assert {name for name in whole if found.get(name) != whole[name]} == set()
     assert {name.rsplit("/", 1)[0] for name in found if name not in whole} == {"checkpoints/000001"}
+
+
+# ----------------------------------------------------------------------- processes that are not one
+
+
+PAIR = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
+
+
+def ranks(port: str) -> list[dict[str, str]]:
+    shared = {**PAIR, "MASTER_PORT": port}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("seed=4", "process 1 of 2 has seed 4, and process 0 has 3: start all processes with the"),
+        ("optimizer.lr=0.5", "process 1 of 2 has optimizer.lr 0.5, and process 0 has 0.01"),
+        ("prompts.train={folder}/more.jsonl", "process 1 of 2 has prompts.train with the hash"),
+    ],
+)
+def test_processes_of_two_runs_are_told(tmp_path: Path, other: str, said: str) -> None:
+    """Both end with one message, and nothing is written."""
+    toy = str(write_toy(tmp_path))
+    lines = (tmp_path / "train.jsonl").read_text()
+    (tmp_path / "more.jsonl").write_text(lines.replace("pink", "purple"))
+    words = ["-m", "flowrl", "train", toy, "--run", str(tmp_path / "run"), "--plugin", "toykit"]
+    commands = [words, [*words, other.format(folder=tmp_path)]]
+    for code, text in run_both(commands, ranks(free_port())):
+        assert code == 2 and said in text
+    assert not (tmp_path / "run").exists()
+
+
+ALONE = """
+import threading, time
+from flowrl.core import processes
+processes.JOINED_AFTER = 1.0
+processes.world()
+"""
+
+
+def test_a_process_that_does_not_come_is_told(tmp_path: Path) -> None:
+    """After a minute, here a second, not after the hours that a slow reward may take."""
+    shared = {"PYTHONPATH": f"{KITS.parents[1]}{os.pathsep}{KITS}", **ranks(free_port())[0]}
+    log = tmp_path / "log"
+    with log.open("w") as told:
+        waits = subprocess.Popen(
+            [sys.executable, "-c", ALONE], stderr=told, env={**os.environ, **shared}
+        )
+    until = time.monotonic() + 60
+    while "still waits" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+    waits.kill()
+    waits.wait()
+    assert "flowrl: process 0 of 2 still waits for others to join it at 127.0.0.1:" in (
+        log.read_text()
+    )

@@ -47,6 +47,10 @@ class RewardError(RunError):
     later."""
 
 
+# all that a user's code may fail with, in a thread, which hears no Ctrl-C
+FAILURES = (BaseException,)
+
+
 @contextmanager
 def as_one_message(what: str, kind: type[FlowRLError]) -> Iterator[None]:
     """Turn what is raised inside into one message of `kind`; our own errors pass as they are, and

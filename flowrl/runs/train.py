@@ -86,10 +86,7 @@ def train(
         checkpoints = Checkpoints(trainer, run, resumed_at, unjudged=lost)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
             trainer.state.log = checkpoints.log = log
-            # a launcher kills soon after its signal; under FSDP all processes save together
-            if launched() and not trainer.sharded:
-                stop.repeatable = lambda: trainer.state.repeatable
-                trainer.state.leave = stop.leave
+            _leave_in_time(trainer, stop)
             log.say(f"{config.name}: {describe_training(trainer)}\nrun folder {run}")
             if trainer.iteration >= config.train.iterations:
                 log.say(
@@ -106,6 +103,14 @@ def train(
             here, why = trainer.world, milestones.watch.stopped
             summary = here.together(lambda: _finish(run, config, log, why) if here.main else {})
         return {**here.gather(summary)[0], "run": str(run)}
+
+
+def _leave_in_time(trainer: Trainer, stop: StopSignal) -> None:
+    """Let a stop end what can be made again, where a launcher kills soon after its signal; under
+    FSDP all processes save together, after the iteration."""
+    if launched() and not trainer.sharded:
+        stop.repeatable = lambda: trainer.state.repeatable
+        trainer.state.leave = stop.leave
 
 
 def describe_training(trainer: Trainer) -> str:

@@ -38,6 +38,7 @@ class Setting(NamedTuple):
     name: str
     now: Callable[[], Any]
     put: Way
+    beside: bool = False  # looked at in a thread beside the main one, too: nobody else changes it
 
 
 def _autocast(device: str) -> Setting:
@@ -49,7 +50,7 @@ def _autocast(device: str) -> Setting:
         torch.set_autocast_dtype(device, had[1])
         torch.clear_autocast_cache()
 
-    return Setting(f"torch.autocast of {device}", now, put)
+    return Setting(f"torch.autocast of {device}", now, put, True)
 
 
 def _nesting() -> int:
@@ -126,12 +127,12 @@ SETTINGS = (
     Setting("the default device", torch.get_default_device, _device),
     Setting("a mode of torch functions", _get_current_function_mode_stack, _function_modes),
     Setting("a mode of torch dispatch", dispatch._get_current_dispatch_mode_stack, _dispatch_modes),
-    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("inference mode", torch.is_inference_mode_enabled, _inference),
-    Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype, True),
+    Setting("inference mode", torch.is_inference_mode_enabled, _inference, True),
+    Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
     _autocast("cpu"),
     _autocast("cuda"),
-    Setting("torch.autocast's nesting", _nesting, _nest),
+    Setting("torch.autocast's nesting", _nesting, _nest, True),
     Setting(
         "torch.autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
     ),
@@ -198,11 +199,14 @@ def guarded(name: str, what: str, kind: type[FlowRLError] = RewardError) -> Iter
 @contextlib.contextmanager
 def watched(name: str) -> Iterator[None]:
     """Look before and after, and put back what is another. Of several calls at the same time, as in
-    a server's threads, or one in the other, the first looks: what it finds may be the others'."""
+    a server's threads, or one in the other, the first looks: what it finds may be the others'. In a
+    thread, as of `train.overlap`, the main one samples meanwhile and has settings of its own."""
     if not _ONE.acquire(blocking=False):
         yield
         return
-    had, streams, pid = [_look(each) for each in SETTINGS], _Streams(), os.getpid()
+    alone = threading.current_thread() is threading.main_thread()
+    settings = [each for each in SETTINGS if alone or each.beside]
+    had, streams, pid = [_look(each) for each in settings], _Streams(alone), os.getpid()
     try:
         with _no_exit(pid):
             yield
@@ -211,7 +215,7 @@ def watched(name: str) -> Iterator[None]:
         _ONE.release()
         # one by one: what cannot be put back must not keep the others from it
         changed = streams.put_back()
-        for each, value in zip(SETTINGS, had, strict=True):
+        for each, value in zip(settings, had, strict=True):
             if value is not None and _look(each) != value:
                 changed.append(each.name)
                 with contextlib.suppress(RuntimeError, OSError):
@@ -242,11 +246,11 @@ def _said(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _no_exit(pid: int) -> Iterator[None]:
-    """Let ``os._exit`` raise in this process, not in its children, which end by it."""
-    real = os._exit
+    """Let ``os._exit`` raise in this thread, not in others, nor in children, which end by it."""
+    real, mine = os._exit, threading.get_ident()
 
     def refused(status: int) -> NoReturn:
-        if os.getpid() != pid:
+        if os.getpid() != pid or threading.get_ident() != mine:
             real(status)
         raise _Exited(status)
 
@@ -269,13 +273,16 @@ def _end_of_fork(pid: int, name: str) -> None:
 class _Streams:
     """Standard output and error as they were: the objects of Python, and the files beneath."""
 
-    def __init__(self) -> None:
-        self.objects = sys.stdout, sys.stderr
-        self.files = {number: os.dup(number) for number in (1, 2) if _is_open(number)}
+    def __init__(self, watched: bool) -> None:
+        self.watched, self.objects = watched, (sys.stdout, sys.stderr)
+        numbers = (1, 2) if watched else ()
+        self.files = {number: os.dup(number) for number in numbers if _is_open(number)}
 
     def put_back(self) -> list[str]:
         """Open again what was closed, and put back what was exchanged -> what it was."""
-        changed = []
+        changed: list[str] = []
+        if not self.watched:
+            return changed
         for number, kept in self.files.items():
             if not _is_open(number) or not os.path.samestat(os.fstat(number), os.fstat(kept)):
                 os.dup2(kept, number)

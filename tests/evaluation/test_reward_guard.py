@@ -9,8 +9,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,35 @@ def test_what_would_end_the_process_is_an_error_of_the_reward(
     with pytest.raises(RewardError, match=said):
         ask("mine", ending, batch_of(), "here")
     assert os._exit.__module__ == "posix"
+
+
+def test_a_reward_in_a_thread_leaves_the_main_ones_settings_alone() -> None:
+    """As under `train.overlap`: what the main thread changes meanwhile stays; what the reward left
+    changed goes, and ``os._exit`` of the main thread is not refused."""
+    before = torch.backends.cudnn.benchmark
+    inside, left = threading.Event(), threading.Event()
+
+    def sloppy(batch: RewardBatch) -> Tensor:
+        inside.set()
+        left.wait(10)
+        torch.set_default_dtype(torch.float64)
+        return redness(batch)
+
+    with ThreadPoolExecutor(1) as pool, pytest.warns(UserWarning, match="the default dtype and"):
+        answer = pool.submit(ask, "mine", sloppy, batch_of(), "here")
+        assert inside.wait(10)
+        torch.backends.cudnn.benchmark = not before
+        child = os.fork()
+        if not child:
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        left.set()
+        answer.result()
+    try:
+        assert torch.backends.cudnn.benchmark is not before
+        assert torch.get_default_dtype() == torch.float32
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _raise(error: BaseException) -> None:

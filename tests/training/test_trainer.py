@@ -11,6 +11,7 @@ import pytest
 import torch
 from rolloutkit import decisions, score_draws
 from torch import Tensor
+from toykit import faulty
 from trainkit import (
     KL,
     ONE,

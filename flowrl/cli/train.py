@@ -104,15 +104,21 @@ def train(
 def _show_plan(
     config: str, given: list[str], plugin: list[str], profile: str | None, file: Path | None
 ) -> None:
-    """Print what a config would do; nothing of a plan that cannot be trained."""
+    """Print what a config would do; nothing of a plan that cannot be trained. Raises ConfigError,
+    after the plan, where something is not here that no run downloads."""
     with working(f"working out what {config} does"):
-        from flowrl.cost.dry_run import dry_run
+        from flowrl.cost.dry_run import MISSING, dry_run
 
         options.quiet_libraries()
         chosen = options.load_fitted(config, given, plugin, profile)
         plan = dry_run(chosen)
     facts = {"config": chosen.to_dict(), "plan": plan.splitlines()}
     show_or_write(f"{chosen.dump()}\n{plan}", facts, file)
+    # the plan is worth reading all the same; but a script must not go on as if all were there
+    lacking = [line for line in plan.splitlines() if line.startswith(MISSING)]
+    if lacking:
+        listed = "; ".join(line.removeprefix(MISSING) for line in lacking)
+        raise ConfigError(f"{config} could not be trained here: {listed}")
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

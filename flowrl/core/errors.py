@@ -47,18 +47,19 @@ class RewardError(RunError):
     later."""
 
 
-# all that a user's code may fail with; KeyboardInterrupt is the user
-FAILURES = (Exception, SystemExit)
+# all that a user's code may fail with, in a thread, which hears no Ctrl-C
+FAILURES = (BaseException,)
 
 
 @contextmanager
 def as_one_message(what: str, kind: type[FlowRLError]) -> Iterator[None]:
-    """Turn what is raised inside into one message of `kind`; our own errors pass as they are."""
+    """Turn what is raised inside into one message of `kind`; our own errors pass as they are, and
+    so does KeyboardInterrupt, which is the user."""
     try:
         yield
-    except FlowRLError:
+    except (FlowRLError, KeyboardInterrupt):
         raise
-    except FAILURES as error:
+    except BaseException as error:  # a user's code may fail with anything
         raise kind(f"{what} failed with {describe_error(error)}") from error
 
 

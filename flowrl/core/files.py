@@ -70,7 +70,7 @@ def replacing(
                 _flush(draft)
             _exchange(draft, path, overwrite_folder=overwrite_folder)
             if durable:
-                _sync(path.parent)
+                sync(path.parent)
         finally:
             delete(draft)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
@@ -201,11 +201,12 @@ def _exchange(draft: Path, path: Path, *, overwrite_folder: bool) -> None:
 def _flush(path: Path) -> None:
     """Flush a file, or a folder with all that is in it, to the disk."""
     for inside in sorted(path.rglob("*")) if path.is_dir() else []:
-        _sync(inside)
-    _sync(path)
+        sync(inside)
+    sync(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

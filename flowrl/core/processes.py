@@ -11,8 +11,10 @@ import atexit
 import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -25,6 +27,7 @@ from flowrl.core.errors import ConfigError, FlowRLError, ProcessLost, RewardErro
 
 T = TypeVar("T")
 BUCKET = 2**25  # numbers that are summed in one call: 128 MiB
+JOINED_AFTER = 60.0  # seconds after which processes that have not joined are told
 PATIENCE = timedelta(hours=2)  # one process may wait so long for a slow reward of another
 
 
@@ -78,7 +81,8 @@ class World(NamedTuple):
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.size * self.context
-        self._exchange(partial(torch.distributed.all_gather_object, values, value))
+        call = partial(torch.distributed.all_gather_object, values, value)
+        self._exchange(partial(_heard, call) if launched() else call)
         return values
 
     def totals(self, rows: Sequence[Sequence[int]], columns: int) -> list[int]:
@@ -122,7 +126,9 @@ class World(NamedTuple):
         try:
             # an error waits: who failed must meet the others in the gather below, too
             found.append(work())
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             failed = error
         # all tell each other how it went, as (is it a reward's, its message)
         mine = None if failed is None else (isinstance(failed, RewardError), f"{failed}")
@@ -158,6 +164,61 @@ class World(NamedTuple):
 
 
 ALONE = World()
+
+
+def launched() -> bool:
+    """Tell whether torchrun, or accelerate with several processes, started this one: it ends a
+    process 30 s after the signal that it hands on."""
+    return bool(os.environ.get("TORCHELASTIC_RUN_ID"))
+
+
+_waits = 0
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Say that what is inside waits for somebody else, a reward or another process, and that a run
+    is the same wherever it is left, so that a signal may end it at once. Counts in the main
+    thread alone, which hears signals."""
+    global _waits
+    mine = threading.current_thread() is threading.main_thread()
+    _waits += mine
+    try:
+        yield
+    finally:
+        _waits -= mine
+
+
+def is_waiting() -> bool:
+    """Tell whether the main thread is in `waiting`."""
+    return _waits > 0
+
+
+def _heard(call: Callable[[], object]) -> None:
+    """Run a call that waits for other processes in a thread: in the main one it would be deaf to
+    signals until the last of them has come."""
+    if threading.current_thread() is not threading.main_thread():
+        call()
+        return
+    failed: list[BaseException] = []
+    done = threading.Event()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def work() -> None:
+        try:
+            if device is not None:  # each thread has its own
+                torch.cuda.set_device(device)
+            call()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    with waiting():
+        done.wait()
+    if failed:
+        raise failed[0]
 
 
 def sharded() -> bool:
@@ -228,13 +289,39 @@ def world() -> World:
         from accelerate import PartialState
 
         try:
-            PartialState(timeout=PATIENCE)
+            with _told_of_waiting(size):
+                PartialState(timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
             raise RunError(
                 f"process {os.environ.get('RANK')} of {size} could not join the others: {error}"
             ) from error
         atexit.register(_leave)
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+@contextmanager
+def _told_of_waiting(size: int) -> Iterator[None]:
+    """Say after a minute, and then every ten, that the other processes have not come."""
+    done = threading.Event()
+    rank, meet = os.environ.get("RANK", "?"), os.environ.get("MASTER_ADDR", "?")
+    meet += f":{os.environ.get('MASTER_PORT', '?')}"
+
+    def tell() -> None:
+        waited = JOINED_AFTER
+        while not done.wait(waited):
+            text = (
+                f"flowrl: process {rank} of {size} still waits for others to join it at {meet}: "
+                f"each of {size} has to be started, with this address and with a RANK of its own "
+                f"from 0 to {size - 1}; look at their messages, or stop this one\n"
+            )
+            os.write(2, text.encode())
+            waited = 10 * JOINED_AFTER
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def context_mesh(degree: int, device: str) -> Any:

@@ -16,7 +16,9 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_files import on_hub
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.shipped_files import find_resource
+from flowrl.cost.architecture import NETWORK, find_folder
 from flowrl.cost.estimate import Estimate, estimate
+from flowrl.cost.released_models import RELEASED, TYPICAL
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
@@ -37,6 +39,9 @@ class Absent(NamedTuple):
     def line(self) -> str:
         """Return it as a line of the plan."""
         return f"{self.part:<11}{self.said}"
+
+
+MISSING = "missing    "  # how the plan's lines begin that name what no run downloads
 
 
 def dry_run(config: Config) -> str:
@@ -65,7 +70,7 @@ def dry_run(config: Config) -> str:
         *files,
         *memory(found),
     ]
-    lines += [f"missing    {each.said}" for each in missing]
+    lines += [f"{MISSING}{each.said}" for each in missing]
     return "\n".join(lines)
 
 
@@ -125,7 +130,34 @@ def absent_files(config: Config) -> list[Absent]:
     Raises ConfigError, as the run would, for start weights that are not here and do not lie where
     scripts and runs write: nothing would bring them.
     """
-    return [*_of_rewards(config), *_teachers(config), *_start_weights(config)]
+    return [
+        *_unknown_model(config),
+        *_of_rewards(config),
+        *_teachers(config),
+        *_start_weights(config),
+    ]
+
+
+def _unknown_model(config: Config) -> Iterator[Absent]:
+    """Warn of a repository of the hub of which nobody here knows what kind of model it holds."""
+    adapter, path = config.model.fn, str(config.model.kwargs.get("path", ""))
+    if adapter not in TYPICAL or path in RELEASED or find_folder(path) is not None:
+        return
+    own = ", ".join(name for name in RELEASED if adapter_reads(adapter, name))
+    yield Absent(
+        "model",
+        f"{path} is not in the cache, and it is none of the models that {adapter} is known to "
+        f"read ({own}): the sizes below are those of {adapter}'s own, and the run refuses "
+        "another kind of model after its download",
+        True,
+    )
+
+
+def adapter_reads(adapter: str, path: str) -> bool:
+    """Say whether a released model has the network that an adapter reads."""
+    network, own = NETWORK[adapter], RELEASED[TYPICAL[adapter]]
+    parts = RELEASED[path]
+    return network in parts and parts[network].kind == own[network].kind
 
 
 def _of_rewards(config: Config) -> Iterator[Absent]:

@@ -11,13 +11,16 @@ device only while they score.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, get_args
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -32,17 +35,16 @@ from flowrl.core.abilities import (
     judges_singly,
     judges_videos,
     least_frames,
+    sees_latents,
 )
 from flowrl.core.errors import (
-    FAILURES,
     ConfigError,
-    FlowRLError,
     RewardError,
     as_one_message,
-    describe_error,
 )
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
+from flowrl.evaluation.reward_guard import guarded, watched
 
 _UNCHANGING = (str, int, float, bool, type(None))
 
@@ -52,7 +54,7 @@ def rewards_of(calls: Mapping[str, Call], frames: int = 1) -> dict[str, Any]:
     ConfigError that names the one which failed, or what it raises of our own errors."""
     made = {}
     for name, call in calls.items():
-        with as_one_message(f"making reward {name!r}", ConfigError):
+        with as_one_message(f"making reward {name!r}", ConfigError), watched(name):
             made[name] = fitting(call, resting(call) if call.offload else call.make(), frames)
     return made
 
@@ -62,8 +64,40 @@ def probe_rewards(rewards: Mapping[str, Any]) -> None:
     our own errors."""
     for name, reward in rewards.items():
         if isinstance(reward, RewardWithProbe):
-            with as_one_message(f"the probe of reward {name!r}", RewardError):
+            with as_one_message(f"the probe of reward {name!r}", RewardError), watched(name):
                 reward.probe()
+
+
+def try_out(rewards: Mapping[str, Any], batch: RewardBatch) -> None:
+    """Ask each reward about a few images before a model is loaded, so that a mistake in one is
+    found in seconds. Those that ask people, or judge latents, which nobody has made yet, are not
+    asked.
+
+    Nothing remembers it: random streams are put back, and a reward without networks is asked as a
+    copy where it can be copied. Raises RewardError as `ask` does.
+    """
+    for name, reward in rewards.items():
+        if asks_people(reward) or sees_latents(reward):
+            continue
+        asked = reward
+        if not getattr(reward, "loads_late", False) and not any(True for _ in networks_of(reward)):
+            with contextlib.suppress(Exception):
+                asked = copy.deepcopy(reward)
+        with torch.no_grad(), same_draws():
+            ask(name, asked, batch, "two random images, before anything is loaded")
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Put the global random streams back, as if nobody had drawn."""
+    state = random.getstate(), numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(state[0])
+            numpy.random.set_state(state[1])
 
 
 def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, where: str) -> Tensor:
@@ -73,13 +107,8 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     The reward gets a batch of its own, as `own_batch` says.
     """
     own = own_batch(batch)
-    try:
+    with guarded(name, f"{where}: reward {name!r}"):
         values = call_reward(reward, own)
-    except FlowRLError as error:
-        raise RewardError(f"{where}: reward {name!r}: {error}") from error
-    except FAILURES as error:  # rewards are users' code and servers: they fail in any way
-        what = f"{where}: reward {name!r} failed with {describe_error(error)}{hint(error)}"
-        raise RewardError(what) from error
     return checked_scores(name, values, batch, where)
 
 
@@ -135,7 +164,9 @@ def checked_scores(name: str, values: Any, batch: RewardBatch, where: str) -> Te
         if rows.is_complex():
             raise TypeError("complex numbers have no order")
         rows = rows.detach().float().cpu()
-    except FAILURES as error:  # what was given may have code of its own, such as __array__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # what was given may have code of its own, such as __array__
         raise RewardError(f"{said} {type(values).__name__}: {error}") from error
     if rows.shape != (count,):
         raise RewardError(f"{said} shape {list(rows.shape)}")
@@ -180,19 +211,6 @@ def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
     if {"images", "prompts"} <= parameters.keys():
         return reward(**{**record, "images": batch.images, "prompts": batch.prompts})
     return reward(batch.images, batch.prompts, **record)
-
-
-def hint(error: BaseException) -> str:
-    """Say what a failed reward most likely took its arguments for; "" where that is not known."""
-    text = str(error)
-    if isinstance(error, AttributeError) and f"'{RewardBatch.__name__}' object" in text:
-        return ". A function of one argument gets a RewardBatch; write f(images, prompts)"
-    if isinstance(error, TypeError) and "missing" in text and "required" in text:
-        return (
-            ". Beside images and prompts a function gets the keys of the prompts' records, each by "
-            "its name; write f(images, prompts, **record)"
-        )
-    return ""
 
 
 def _is_plain(parameters: Mapping[str, inspect.Parameter]) -> bool:

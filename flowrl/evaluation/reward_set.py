@@ -17,6 +17,7 @@ from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, as_one_message
 from flowrl.core.types import Credit, Mixed, RewardBatch, Scores, Tree
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of, unusable
+from flowrl.evaluation.reward_guard import watched
 from flowrl.evaluation.reward_metrics import (
     correlations,
     finished_distances,
@@ -188,7 +189,7 @@ class RewardSet:
             self.aggregate.update(self._scores(values, batch, leaf, tree))
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():
-            with as_one_message(f"the update of reward {name!r}", RewardError):
+            with as_one_message(f"the update of reward {name!r}", RewardError), watched(name):
                 said = reward.update(batch)
             metrics |= {f"learned/{name}/{key}": value for key, value in said.items()}
         return metrics

@@ -9,6 +9,8 @@ import fcntl
 import json
 import math
 import os
+import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +31,7 @@ FINDINGS = "findings.jsonl"  # of the monitors
 # the fixed prompts of a run: one strip of images per iteration, and their texts
 SAMPLES, PROMPTS, VERDICTS = "samples", "prompts.json", "verdicts.json"
 SOURCES = "sources.png"  # a strip of what they start from, where they do
+CHECKPOINTS = "checkpoints"
 # what is written at the end
 SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
 # beside them
@@ -119,6 +122,91 @@ def read_metrics(run: RunPath) -> Rows:
             f"{run} is not a run folder: expected {', '.join(files[:-1])} or {files[-1]} in it"
         )
     return read_rows(run, METRICS)
+
+
+def left_of(run: RunPath) -> list[str]:
+    """Say what of an earlier run is in a folder beside checkpoints, which are saved first:
+    "metrics.jsonl with 12 lines", "summary.json"; [] where none has written anything."""
+    found = []
+    for name in (METRICS, EVALS, EARLIER_EVALS, TIMING, HISTOGRAMS, FINDINGS, SUMMARY):
+        path = Path(run) / name
+        with contextlib.suppress(OSError):
+            lines = path.read_bytes().count(b"\n") if path.is_file() else 0
+            if path.is_file() and path.stat().st_size:
+                found.append(name if name == SUMMARY else f"{name} with {counted(lines, 'line')}")
+    return found
+
+
+def what_is_there(run: RunPath) -> str:
+    """Say of a run without a whole checkpoint what is there in their place and beside it, and how
+    to go on, as the end of a message."""
+    path = Path(run) / CHECKPOINTS
+    # the folder itself
+    if path.is_symlink() and not path.exists():
+        place = f"{path} leads to {path.readlink()}, which is not there"
+    elif not path.exists():
+        place = f"{path} is not there"
+    elif not path.is_dir():
+        place = f"{path} is a file, not a folder"
+    else:
+        inside = sorted(item.name for item in path.iterdir())
+        place = f"{path} holds {', '.join(inside[:4]) or 'nothing'}"
+    # what the run would lose, and what can be done
+    left = left_of(run)
+    beside = f", but a run was here: {', '.join(left)}" if left else ""
+    return (
+        f": {place}{beside}. Bring the checkpoints back (mount the disk, undo the move) and give "
+        "the same command again, or start again in another folder; nothing was changed"
+    )
+
+
+def check_lines(run: RunPath, iterations: int) -> None:
+    """Raise RunError unless the metrics of a run hold each of its first `iterations` iterations
+    once, naming what is missing or double.
+
+    A file that begins late, or is not there, was lost or moved by hand: `RunLogger` warns of it.
+    """
+    rows = [row["iteration"] for row in read_rows(run, METRICS)]
+    seen = Counter(number for number in rows if number < iterations)
+    if not seen:
+        return
+    expected = range(min(seen), iterations)
+    missing = [number for number in expected if number not in seen]
+    double = sorted(number for number, times in seen.items() if times > 1)
+    if not missing and not double:
+        return
+    # what is wrong, and both ways on
+    wrong = [f"lacks {_numbers(missing)}"] if missing else []
+    wrong += [f"holds {_numbers(double)} more than once"] if double else []
+    path, first = Path(run) / METRICS, min([*missing, *double])
+    ways = [f"move away the checkpoints after {first} iterations, and these are trained again"]
+    if double:
+        ways.append("delete the lines that are too many")
+    if missing:
+        ways.append(f'write {{"iteration": {missing[0]}}} and so on where lines are missing')
+    raise RunError(
+        f"{path}: expected each of the {counted(iterations, 'iteration')} before the checkpoint "
+        f"once, but it {' and '.join(wrong)}, as after a power cut. Then resume: "
+        f"{', or '.join(ways)}"
+    )
+
+
+def _numbers(found: Sequence[int]) -> str:
+    """Say which iterations: "iterations 3 to 7, 9"."""
+    parts: list[list[int]] = []
+    for number in found:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    texts = [str(a) if a == b else f"{a} to {b}" for a, b in parts]
+    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
+    return f"iteration{'s' * (len(found) > 1)} {', '.join(texts[:5])}{more}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 line", "2 lines"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def read_evals(run: RunPath) -> list[Evaluation]:
@@ -263,6 +351,7 @@ class FolderLock:
         """made: the folders that were made for this lock, the locked one first; maybe none."""
         self._handle = handle
         self._made = made
+        _HELD.add(self)
 
     def __enter__(self) -> FolderLock:
         return self
@@ -291,6 +380,19 @@ class FolderLock:
                     for path in self._made:
                         path.rmdir()
         self.release()
+
+
+_HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """Let go of all locks in a child that was forked: it would hold them after the process that
+    has them was killed."""
+    for held in list(_HELD):
+        held.release()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def try_lock(folder: Path) -> FolderLock | None:
@@ -348,4 +450,7 @@ def _who(folder: Path) -> str:
     number, file = "", folder / LOCK
     with contextlib.suppress(OSError, ValueError):
         number = file.read_text().strip() if file.is_file() else ""
-    return f"process {number}" if number.isdecimal() else "another process"
+    if not number.isdecimal():
+        return "another process"
+    here = os.path.exists(f"/proc/{number}") or not os.path.exists("/proc/self")
+    return f"process {number}" + ("" if here else " (of another machine, or one that it left)")

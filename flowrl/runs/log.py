@@ -26,10 +26,19 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, RunError, unknown
-from flowrl.core.files import replacing
+from flowrl.core.files import replacing, sync
 from flowrl.core.installation import install
 from flowrl.core.pixels import to_bytes
-from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING, all_numbers, read_object
+from flowrl.runs.folder import (
+    EVALS,
+    FINDINGS,
+    HISTOGRAMS,
+    METRICS,
+    TENSORBOARD,
+    TIMING,
+    all_numbers,
+    read_object,
+)
 
 PROJECT = "flowrl"
 
@@ -394,6 +403,18 @@ class RunLogger:
         """Print a line to stderr without breaking the progress bar; nothing when quiet."""
         self._progress.say(text)
 
+    def sync(self) -> None:
+        """Bring all that the run's logs hold to the disk, so that no checkpoint is there without
+        the lines before it, also after a power cut. Raises RunError."""
+        try:
+            for name in (*LOGS, EVALS, FINDINGS):
+                if (self.folder / name).is_file():
+                    sync(self.folder / name)
+            sync(self.folder)
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunError(f"cannot write the logs of {self.folder}: {reason}") from error
+
     def close(self) -> None:
         """Close all files; can be called twice."""
         for tracker in self._trackers:
@@ -507,6 +528,9 @@ class Silence:
         images: int = 0,
         histograms: Mapping[str, Any] | None = None,
     ) -> None:
+        """Write nothing."""
+
+    def sync(self) -> None:
         """Write nothing."""
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.config.load import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
-from flowrl.core.files import write_json
+from flowrl.core.files import delete, write_json
 from flowrl.core.tables import interval_text
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
 from flowrl.evaluation.held_out import finite_images
@@ -38,6 +38,7 @@ from flowrl.runs.folder import (
     PROMPTS,
     SAMPLES,
     SOURCES,
+    SUMMARY,
     VERDICTS,
     Rows,
     RunPath,
@@ -62,10 +63,17 @@ ASIDE = "samples-earlier"
 class Checkpoints:
     """The checkpoints of a run that is being trained."""
 
-    def __init__(self, trainer: Trainer, run: Path, resumed_at: int | None) -> None:
+    def __init__(
+        self, trainer: Trainer, run: Path, resumed_at: int | None, *, unjudged: bool = False
+    ) -> None:
+        """unjudged: the run's evaluations are lost, so that one of its checkpoints may be the
+        best."""
         self.trainer, self.run = trainer, run
+        self.log: Log | None = None
         self._saved = resumed_at  # the iteration that is on the disk already
         self.best: int | None = None  # the iteration that is never deleted
+        there = checkpoint.checkpoint_folders(run) if unjudged else []
+        self._unjudged = {int(folder.name) for folder in there}
 
     @property
     def folder(self) -> Path:
@@ -79,8 +87,12 @@ class Checkpoints:
         """
         now = self.trainer.iteration
         if self._saved != now:
+            if self.log is not None:
+                self.log.sync()  # no checkpoint without the lines before it
             self.trainer.save(self.folder)
             self._saved = now
+            if self.trainer.world.main and now < self.trainer.config.train.iterations:
+                delete(self.run / SUMMARY)  # of an end that is no longer the end
         if self.trainer.world.main and now > 0:
             keep = self.trainer.config.checkpoint.keep
             checkpoint.prune(self.run, keep, besides=self._kept())
@@ -88,10 +100,10 @@ class Checkpoints:
         return self.folder
 
     def _kept(self) -> set[int]:
-        """Return the iterations that are never deleted: the best, and the first where a run may go
-        back to it."""
+        """Return the iterations that are never deleted: the best, those of which nobody knows
+        whether they are, and the first where a run may go back to it."""
         first = {0} if self.trainer.config.monitors.asks_for("rollback") else set()
-        return first | ({self.best} if self.best is not None else set())
+        return first | self._unjudged | ({self.best} if self.best is not None else set())
 
     def _forget_the_first(self) -> None:
         if 0 in self._kept():
@@ -165,7 +177,7 @@ def rescued(checkpoints: Checkpoints, log: Log) -> Iterator[None]:
         where = f"stopped at once in iteration {trainer.iteration}"
         raise Interrupted(f"{where}; {checkpoints.after(error)}") from None
     # save first, since the message says what there is to go on from
-    except Exception as error:
+    except BaseException as error:
         where, config = f"stopped in iteration {trainer.iteration}", checkpoints.run / CONFIG
         how = checkpoints.after(error)
         # our own errors say already what is wrong: add where, and how to go on
@@ -248,7 +260,7 @@ class Milestones:
 
         log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out images ...")
         try:
-            with log.phase("eval"), eval_weights(trainer):
+            with log.phase("eval"), eval_weights(trainer), trainer.state.repeated():
                 result = evaluate(trainer.model, c, trainer=trainer, progress=leave_if_stopped)
                 if trainer.state.probe is not None:
                     result["drift"] = velocity_drift(trainer.model, trainer.state.probe)
@@ -334,15 +346,16 @@ def _judge(trainer: Trainer, run: Path, log: Log, images: Tensor) -> None:
 
 def begin_samples(run: RunPath, about: Mapping[str, Any]) -> Path | None:
     """Say in the folder of the samples what they are; those that are something else are set aside
-    first -> the folder where they are now, None where nothing was moved.
+    first, and so are those of which no file says what they are -> the folder where they are now,
+    None where nothing was moved.
 
-    `about` has the prompts, height and width, and the seed of the noise. What a damaged file does
-    not say is not compared.
+    `about` has the prompts, height and width, and the seed of the noise. What a file does not say
+    is not compared.
     """
     folder, moved = Path(run) / SAMPLES, None
     if folder.is_dir() and sample_files(run):
         had = _known(folder)
-        if any(key in had and had[key] != value for key, value in about.items()):
+        if not had or any(key in had and had[key] != value for key, value in about.items()):
             moved = _free(Path(run))
             folder.rename(moved)
             folder.mkdir()

@@ -9,16 +9,17 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, differences, flat, load_config
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.files import delete, delete_drafts, write_json, write_text
+from flowrl.core.files import delete_drafts, write_json, write_text
 from flowrl.core.installation import environment
 from flowrl.core.part import Part
 from flowrl.core.processes import world
-from flowrl.core.prompts import PromptSet, prompts_hash
+from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.runs.evaluate import eval_weights, evaluate, guidance_of, probe_of
@@ -27,20 +28,18 @@ from flowrl.runs.folder import (
     EARLIER_EVALS,
     ENVIRONMENT,
     EVALS,
-    FINDINGS,
-    HISTOGRAMS,
-    METRICS,
     SAMPLES,
     SUMMARY,
-    TENSORBOARD,
-    TIMING,
     FolderLock,
     Rows,
     RunPath,
+    check_lines,
+    left_of,
     lock,
     read_evals,
     read_rows,
     try_lock,
+    what_is_there,
     write_evals,
 )
 from flowrl.runs.open_run import score_of
@@ -70,6 +69,34 @@ def train_command(option: str, path: Path, config: Config) -> str:
     for name in config.plugins:
         words += ["--plugin", name]
     return shlex.join(words)
+
+
+def check_alike(config: Config) -> None:
+    """Raise ConfigError in every process where one has another config, seed, prompts or versions:
+    they would train as one run and be none. All processes call it first."""
+    here = world()
+    if here.alone:
+        return
+    found = here.gather(here.together(lambda: _facts(config)))
+    for rank, facts in enumerate(found):
+        for key in found[0].keys() | facts.keys():
+            first, other = found[0].get(key), facts.get(key)
+            if first != other:
+                raise ConfigError(
+                    f"process {rank} of {here.size} has {key} {other!r}, and process 0 has "
+                    f"{first!r}: start all processes with the same command, prompt files and "
+                    "versions"
+                )
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """Return what all processes of a run must have in common, prompt lists by what they hold."""
+    facts = flat(config.to_dict())
+    for key in ("train", "test"):
+        listed = load_prompts(facts.pop(f"prompts.{key}"))
+        facts[f"prompts.{key} with the hash"] = prompts_hash(listed)
+    versions = environment()
+    return facts | {name: versions[name] for name in ("flowrl", "commit", "torch", "python")}
 
 
 @contextmanager
@@ -124,7 +151,13 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
 def _check_not_overwritten(config: Config, run: Path) -> None:
     """Raise RunError where a new run would write over the given config, or over one that no run
     wrote."""
-    begun = _begun(run)
+    begun, left = _begun(run), left_of(run)
+    # a run without the file that says what it is
+    if left and not (run / CONFIG).exists():
+        raise RunError(
+            f"{run} holds {', '.join(left)} of a run whose {CONFIG} is not there: bring it back "
+            "and go on with --resume, or name another folder with --run"
+        )
     # the given config lies in the folder: the run would write its own over it
     if _would_overwrite(config, run):
         again = train_command("--resume", run, config)
@@ -157,9 +190,9 @@ def _would_overwrite(config: Config, run: Path) -> bool:
 
 def holds_run(run: Path) -> bool:
     """Say whether a folder holds what a new run must not take the place of: one that was killed
-    before its first checkpoint has left nothing to go on from."""
+    before its first checkpoint has written no line of a log."""
     saved = checkpoint.checkpoint_folders(run) or (run / SUMMARY).exists()
-    return (run / CONFIG).exists() and bool(saved)
+    return ((run / CONFIG).exists() and bool(saved)) or (_begun(run) and bool(left_of(run)))
 
 
 def _free_folder(config: Config) -> tuple[Path, FolderLock]:
@@ -170,7 +203,12 @@ def _free_folder(config: Config) -> tuple[Path, FolderLock]:
         free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         found = try_lock(free)
         theirs = (free / CONFIG).exists() and not _begun(free)
-        mine = not theirs and not holds_run(free) and not _would_overwrite(config, free)
+        mine = (
+            not theirs
+            and not left_of(free)
+            and not holds_run(free)
+            and not _would_overwrite(config, free)
+        )
         if found is not None and mine:
             return free, found
         if found is not None:
@@ -194,9 +232,7 @@ def _resumed(config: Config, run: Path, resume: Resume) -> Start:
         _check_same(config, run)
     newest = checkpoint.latest(run)
     if newest is None and (holds_run(run) or not _begun(run)):
-        raise CheckpointError(
-            f"{run}: no whole checkpoint to resume from; start again in another folder"
-        )
+        raise CheckpointError(f"{run}: no whole checkpoint to resume from{what_is_there(run)}")
     return _fresh(run) if newest is None else Start(run, newest, rewrite=resume == "auto")
 
 
@@ -225,21 +261,25 @@ def begin(
     model: FlowModel | None,
     callbacks: Sequence[Part],
     quiet: bool,
-) -> tuple[Trainer, int | None]:
-    """Make the trainer, at its checkpoint if there is one -> it, and the iteration resumed at."""
+) -> tuple[Trainer, int | None, bool]:
+    """Make the trainer, at its checkpoint if there is one -> it, the iteration resumed at, and
+    whether the evaluations of before are lost."""
     here, run = world(), start.run
     # a log that is damaged is found before the model is loaded
     rows: Rows = []
     if start.checkpoint is not None:
-        rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
+        last = int(start.checkpoint.name)
+        rows = here.gather(here.together(lambda: _evals(run, last) if here.main else []))[0]
+    say = partial(print, file=sys.stderr, flush=True) if here.main and not quiet else None
     with explained(config, "load"):
-        trainer = here.together(lambda: Trainer(config, model=model, callbacks=callbacks))
+        made = partial(Trainer, config, model=model, callbacks=callbacks, say=say)
+        trainer = here.together(made)
         if config.monitors.drift is not None:  # before any weight is loaded
             trainer.state.probe = probe_of(trainer)
     if start.checkpoint is None:
         # only now: a config that does not work must not occupy the folder
         here.together(lambda: _occupy(config, run) if here.main else None)
-        return trainer, None
+        return trainer, None, False
     # what was judged in another way counts no longer; the evaluation before training is made anew
     # where it was lost
     known = _judged_alike(trainer, run, rows, quiet)
@@ -253,25 +293,21 @@ def begin(
             f"train.iterations={config.train.iterations}: {run} has done {trainer.iteration} "
             f"already; raise it in {run / CONFIG}, or evaluate an earlier checkpoint"
         )
-    if here.main and trainer.iteration < config.train.iterations:
-        delete(run / SUMMARY)  # of an end that is no longer the end
     if here.main and start.rewrite:
         write_text(run / CONFIG, config.dump())
-    return trainer, trainer.iteration
+    return trainer, trainer.iteration, trainer.iteration > 0 and not rows
 
 
 def _occupy(config: Config, run: Path) -> None:
-    """Write what a run is; logs of one that was killed before its first checkpoint go."""
-    if (run / CONFIG).exists():
-        for name in (METRICS, TIMING, HISTOGRAMS, EVALS, EARLIER_EVALS, FINDINGS, TENSORBOARD):
-            delete(run / name)
-    # the config last: one without the other is a user's own
+    """Write what a run is, the config last: one without the other is a user's own."""
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
     write_text(run / CONFIG, config.dump())
 
 
-def _evals(run: Path) -> Rows:
-    """Read the evaluations of a run, checked. Raises RunError that names file and line."""
+def _evals(run: Path, iterations: int) -> Rows:
+    """Read the evaluations of a run, checked as its metrics of so many iterations are. Raises
+    RunError that names file and line."""
+    check_lines(run, iterations)
     try:
         read_evals(run)
     except RunError as error:

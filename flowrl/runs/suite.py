@@ -19,12 +19,8 @@ from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
-<<<<<<< HEAD
-from flowrl.evaluation.contents import drawing_content, reward_contents
-from flowrl.evaluation.crossed_errors import verdicts
-=======
 from flowrl.evaluation.contents import drawing_content, prompt_files, reward_contents
->>>>>>> content
+from flowrl.evaluation.crossed_errors import verdicts
 from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
 from flowrl.evaluation.needs import weights_needed
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of

@@ -15,6 +15,7 @@ from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.part import Part
+from flowrl.core.processes import launched
 from flowrl.core.types import FlowModel
 from flowrl.runs.folder import (
     CONFIG,
@@ -37,7 +38,7 @@ from flowrl.runs.open_run import best_checkpoint, score_of
 from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import before_after_table, best_line, html_report
 from flowrl.runs.report.style import save_figure
-from flowrl.runs.start_run import Resume, begin, claimed
+from flowrl.runs.start_run import Resume, begin, check_alike, claimed
 from flowrl.runs.stop import StopSignal
 from flowrl.training.trainer import Trainer
 
@@ -77,13 +78,15 @@ def train(
         raise ConfigError(f'resume: expected True, False or "auto", got {show(resume)}')
     check_trackers(track)
     config = config if rewards is None else with_rewards(config, rewards)
+    check_alike(config)
     # the folder is locked, so that no other process trains in it
     with claimed(config, run, resume) as start:
         run = start.run
-        trainer, resumed_at = begin(config, start, model, callbacks, quiet)
-        checkpoints = Checkpoints(trainer, run, resumed_at)
+        trainer, resumed_at, lost = begin(config, start, model, callbacks, quiet)
+        checkpoints = Checkpoints(trainer, run, resumed_at, unjudged=lost)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
-            trainer.state.log = log
+            trainer.state.log = checkpoints.log = log
+            _leave_in_time(trainer, stop)
             log.say(f"{config.name}: {describe_training(trainer)}\nrun folder {run}")
             if trainer.iteration >= config.train.iterations:
                 log.say(
@@ -100,6 +103,14 @@ def train(
             here, why = trainer.world, milestones.watch.stopped
             summary = here.together(lambda: _finish(run, config, log, why) if here.main else {})
         return {**here.gather(summary)[0], "run": str(run)}
+
+
+def _leave_in_time(trainer: Trainer, stop: StopSignal) -> None:
+    """Let a stop end what can be made again, where a launcher kills soon after its signal; under
+    FSDP all processes save together, after the iteration."""
+    if launched() and not trainer.sharded:
+        stop.repeatable = lambda: trainer.state.repeatable
+        trainer.state.leave = stop.leave
 
 
 def describe_training(trainer: Trainer) -> str:

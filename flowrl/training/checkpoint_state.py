@@ -23,6 +23,8 @@ class CheckpointState(NamedTuple):
     optimizer: dict[str, Any]  # as `optimizer_to_tensors` gives it
     parts: dict[str, PartState]  # what each part keeps; its files by name alone
     monitors: dict[str, Any]
+    seed: int | None = None  # None: of a checkpoint that does not say it
+    prompts_hash: str | None = None  # of the training list, as `prompts_hash` makes it
 
 
 def checked_state(found: Any, file: Path) -> CheckpointState:
@@ -30,6 +32,11 @@ def checked_state(found: Any, file: Path) -> CheckpointState:
     was expected there and what came."""
     iteration = checked_iteration(found, file)
     _need(type(found.get("config", "")) is str, file, "config", "a text", found.get("config"))
+    seed, prompts = found.get("seed"), found.get("prompts_hash")
+    known = "seed" not in found or type(seed) is int
+    _need(known, file, "seed", "a whole number", seed)
+    known = "prompts_hash" not in found or type(prompts) is str
+    _need(known, file, "prompts_hash", "a text", prompts)
     check_optimizer(found.get("optimizer"), file, "optimizer")
     # the parts: which files are theirs, and what is no tensor
     listed, parts = found.get("parts"), {}
@@ -47,7 +54,7 @@ def checked_state(found: Any, file: Path) -> CheckpointState:
         monitors = checked_memory(found.get("monitors", {}))
     except ValueError as error:
         raise CheckpointError(_said(file, f"{error}")) from error
-    return CheckpointState(iteration, found["optimizer"], parts, monitors)
+    return CheckpointState(iteration, found["optimizer"], parts, monitors, seed, prompts)
 
 
 def checked_iteration(found: Any, file: Path) -> int:

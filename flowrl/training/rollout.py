@@ -19,6 +19,7 @@ from flowrl.algorithms.rollout.join import leaf_places, merge, without_leaves
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.core.abilities import judges_singly, sees_latents
 from flowrl.core.pixels import to_bytes
+from flowrl.core.processes import waiting
 from flowrl.core.seeds import generator
 from flowrl.core.types import Latents, Plan, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.sources import encode_rows, sources_of
@@ -81,7 +82,8 @@ def collect(
         with run.phase("reward"):
             values = []
             for answer in answers:
-                values.append(answer.result())
+                with waiting():
+                    values.append(answer.result())
                 run.progress(len(values), len(answers))
     finally:  # after Ctrl-C nobody waits for a reward that hangs
         pool.shutdown(wait=False, cancel_futures=True)

@@ -7,8 +7,8 @@ loaded where that is possible.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,10 +30,11 @@ from flowrl.core.prompts import (
     overlap,
     undeclared,
 )
+from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
-from flowrl.evaluation.reward_call import frames_of
+from flowrl.evaluation.reward_call import frames_of, try_out
 from flowrl.evaluation.reward_set import RewardSet
-from flowrl.evaluation.sources import check_sources, check_starts, source_paths
+from flowrl.evaluation.sources import check_sources, check_starts, source_paths, sources_of
 from flowrl.training.batches import NodeTable, SharedForest
 from flowrl.training.checks import (
     check_headline,
@@ -54,6 +55,9 @@ from flowrl.training.weights import Weights
 
 class OverlapWarning(UserWarning):
     """Held-out prompts are trained on: their scores say nothing about new prompts."""
+
+
+Say = Callable[[str], object]
 
 
 class PhaseTimer(Protocol):
@@ -82,12 +86,24 @@ class State:
     iteration: int = 0  # finished iterations
     # whether weights, optimizer and rewards are those after `iteration` whole iterations
     intact: bool = True
+    # whether nothing that is saved has changed since then, so that the iteration can be made again
+    repeatable: bool = False
+    leave: Callable[[], None] | None = None  # raises where a run is to end at once
     memory: dict[str, Any] = field(default_factory=dict)  # of the monitors: plain JSON, saved
     stop: str = ""  # why a part ends the run after this iteration; empty: it goes on
     log: PhaseTimer | None = None
     # rewards and advantages of the last iteration
     histograms: dict[str, Any] = field(default_factory=dict)
     probe: Any = None  # a `flowrl.evaluation.velocity_drift.Probe` of the base model's velocity
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Say that a resume makes what is inside again, to the bit, wherever it is left."""
+        self.repeatable = True
+        try:
+            yield
+        finally:
+            self.repeatable = False
 
     @property
     def lr_factor(self) -> float:
@@ -230,7 +246,9 @@ class Run(Prepared):
 
     def progress(self, done: int, total: int) -> None:
         """Say how much of the running phase this process has done, if there is a logger. Of work on
-        an accelerator: how much is under way."""
+        an accelerator: how much is under way. Here a run may be left at once."""
+        if self.state.leave is not None:
+            self.state.leave()
         if self.state.log is not None:
             self.state.log.progress(done, total)
 
@@ -241,9 +259,10 @@ def make_run(
     model: FlowModel | None = None,
     log: PhaseTimer | None = None,
     callbacks: Sequence[Any] = (),
+    say: Say | None = None,
 ) -> Run:
-    """Make a config real. Raises ConfigError for numbers that do not fit together, and what rewards
-    raise."""
+    """Make a config real; `say` hears what may take a while. Raises ConfigError for numbers that do
+    not fit together, and what rewards raise."""
     check_config(config)
     use_threads(config)
     here, split = world().in_groups(context_of(config)), sharded()
@@ -258,7 +277,7 @@ def make_run(
     check_processes(task)
     # prompts and rewards, before any weight is loaded
     frames = frames_of(config, model)
-    prepared = _prepared(task, frames)
+    prepared = _prepared(task, frames, say)
     # the model, and the copies of the weights that it came with
     bare = config.call("model")() if model is None else model
     made = extended(bare, method, config)
@@ -279,7 +298,7 @@ def make_run(
     return run
 
 
-def _prepared(task: Task, frames: int) -> Prepared:
+def _prepared(task: Task, frames: int, say: Say | None) -> Prepared:
     """Read the prompts and make the rewards; a video has `frames`. All that can be found wrong
     without the model is."""
     config = task.config
@@ -302,7 +321,29 @@ def _prepared(task: Task, frames: int) -> Prepared:
     for prompts in (train, test):
         check_records(prompts, rewards.rewards)
     rewards.probe()
+    if say is not None:
+        size, names = f"{config.image.width} x {config.image.height}", ", ".join(rewards.rewards)
+        say(f"asking {names} about two random images of {size} before anything is loaded")
+    try_out(rewards.rewards, first_batch(train, config, frames))
     return prepared
+
+
+def first_batch(train: PromptSet, config: Config, frames: int) -> RewardBatch:
+    """Make what a reward sees of two images, or videos of so many frames, of a run's size: noise
+    with the first two records of the training list."""
+    height, width = config.image.height, config.image.width
+    shape = (2, *((frames,) if frames > 1 else ()), 3, height, width)
+    draw = generator(config.seed, "tried out")
+    images = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
+    rows = [0, min(1, len(train) - 1)]
+    return RewardBatch(
+        images=images,
+        prompts=[train.texts[row] for row in rows],
+        group=torch.arange(2),
+        meta=[train.records[row] for row in rows],
+        sigma=torch.zeros(2),
+        source=sources_of(train, rows, (height, width)),
+    )
 
 
 def _check_model(prepared: Prepared, model: FlowModel, bare: FlowModel, frames: int) -> None:

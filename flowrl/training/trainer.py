@@ -22,6 +22,7 @@ from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState
+from flowrl.core.prompts import prompts_hash
 from flowrl.core.shards import here, is_share
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.reward_metrics import finished_distances
@@ -42,7 +43,7 @@ from flowrl.training.rollout import (
     reward_batch,
     sample_forest,
 )
-from flowrl.training.run import Iteration, PhaseTimer, Run, make_run
+from flowrl.training.run import Iteration, PhaseTimer, Run, Say, make_run
 from flowrl.training.weights import check_saved, put_saved
 
 
@@ -64,21 +65,25 @@ class Trainer(Run):
         model: FlowModel | None = None,
         log: PhaseTimer | None = None,
         callbacks: Sequence[Any] = (),
+        say: Say | None = None,
     ) -> None:
-        """model: in place of the config's; callbacks: parts that join the loop. Raises ConfigError
-        for numbers that do not fit together, and what rewards raise."""
-        self.__dict__.update(vars(make_run(config, model=model, log=log, callbacks=callbacks)))
+        """model: in place of the config's; callbacks: parts that join the loop; say: hears what is
+        being done that may take a while. Raises ConfigError for numbers that do not fit together,
+        and what rewards raise."""
+        made = make_run(config, model=model, log=log, callbacks=callbacks, say=say)
+        self.__dict__.update(vars(made))
 
     def step(self) -> dict[str, float]:
         """Run one iteration -> its metrics. Raises RunError on a NaN, RewardError if a reward
         fails."""
-        # the prompts of all processes, and the places of this one's
-        rows = self.rows()
-        places = self.world.share(len(rows))
-        # sample, decode and score
-        found = self.world.together(lambda: collect(self, rows, places))
-        it = Iteration(rows, places, found)
-        self.parts.ask("scored", self, it)
+        with self.state.repeated():
+            # the prompts of all processes, and the places of this one's
+            rows = self.rows()
+            places = self.world.share(len(rows))
+            # sample, decode and score
+            found = self.world.together(lambda: collect(self, rows, places))
+            it = Iteration(rows, places, found)
+            self.parts.ask("scored", self, it)
         # from rewards to advantages
         with self.phase("reward"):
             give_credit(self, it)
@@ -133,6 +138,7 @@ class Trainer(Run):
         # what is no tensor goes to state.json
         about = {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()}
         about |= {"parts": parts, "monitors": self.memory, KEY: self._meaning()}
+        about |= self._drawn_from()
         # of tensors that are spread over processes each one writes its rows, of the rest the first
         if self.sharded:
             shares = {k: rows for k, rows in files.items() if any(map(is_share, rows.values()))}
@@ -174,6 +180,7 @@ class Trainer(Run):
             if name not in files:
                 raise KeyError(name)
         check_settings(self.config.optimizer.kwargs, state.optimizer, f"{folder}")
+        self._check_draws(state, folder)
         check_saved(self.params, files, "current")
         self.parts.check_states(self, [*state.parts], folder)
         check_meaning(raw, self._meaning(), folder)
@@ -195,6 +202,25 @@ class Trainer(Run):
         saved = files["optimizer"]
         optimizer_from_tensors(self.optimizer, saved, state.optimizer, f"{folder}: optimizer")
         self.state.iteration, self.state.memory = state.iteration, state.monitors
+
+    def _drawn_from(self) -> dict[str, Any]:
+        """Return what all draws of a run follow from, beside the iteration."""
+        return {"seed": self.config.seed, "prompts_hash": prompts_hash(self.train_set)}
+
+    def _check_draws(self, state: CheckpointState, folder: Path) -> None:
+        """Raise CheckpointError where a run would go on with the draws of another one."""
+        now, other = self._drawn_from(), "begin a new run from these weights with train.start"
+        if state.seed not in (None, now["seed"]):
+            raise CheckpointError(
+                f"seed: {folder} was trained with {state.seed}, and the config says {now['seed']}: "
+                f"the run would be neither of the two; give the seed back, or {other}"
+            )
+        if state.prompts_hash not in (None, now["prompts_hash"]):
+            raise CheckpointError(
+                f"prompts.train: {self.train_set.path} is another list than that which {folder} "
+                f"was trained on (prompts_hash was {state.prompts_hash}, and is "
+                f"{now['prompts_hash']}): bring the list back, or {other}"
+            )
 
     def _shared_as(self, file: str, name: str) -> Tensor | None:
         """Return the parameter that a checkpoint's tensor is shared out as, if there is one."""

@@ -105,7 +105,7 @@ def test_durable_flushes_all_of_it_before_the_exchange_and_the_folder_after(
     def note(path: Path) -> None:
         seen.append((path.name.partition(".tmp")[0], (tmp_path / "c").exists()))
 
-    monkeypatch.setattr(files, "_sync", note)
+    monkeypatch.setattr(files, "sync", note)
     with replacing(tmp_path / "c", durable=True) as draft:
         fill(draft, "x")
     assert seen == [("inside.txt", False), ("c", False), (tmp_path.name, True)]

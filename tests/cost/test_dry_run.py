@@ -161,13 +161,18 @@ COPIES = ("gradients", "AdamW's moments", "averaged weights (EMA)", BASE)
 def test_a_model_and_prompts_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan is printed all the same; sizes of the latents come from the released models."""
+    """The plan is printed all the same, and the command fails: a run would. Sizes of the latents
+    come from the released models; that nobody knows this one is said."""
     argv = ["train", str(toy(tmp_path).source), "--dry-run", "--plugin", "toykit"]
     argv += [f"model={{fn: flux, path: {HUB}, dtype: bfloat16}}", "prompts.train=no/such.txt"]
     argv += ["image={height: 720, width: 720}"]
-    assert main(argv) == 0
+    assert main(argv) == 2
     out, error = capsys.readouterr()
-    assert error == ""
+    assert "could not be trained here: no/such.txt is not here: put your own file there" in error
+    unknown = (
+        f"model      {HUB} is not in the cache, and it is none of the models that flux is known"
+    )
+    assert unknown in out and "black-forest-labs/FLUX.1-dev" in out
     assert f"the weights of {HUB} are not on this machine: parameters not counted" in out
     missing = "no/such.txt is not here: put your own file there, or set prompts.train"
     assert f"prompts    {missing}" in out and out.endswith(f"\nmissing    {missing}\n")

@@ -422,7 +422,7 @@ def test_a_run_stops_without_a_score_and_goes_on_later(
 
     def fails_once(batch: RewardBatch) -> Tensor:
         calls.append(len(batch.prompts))
-        if len(calls) == 4:  # held-out images, then two iterations were scored
+        if len(calls) == 5:  # two random images, held-out ones, two iterations
             raise RuntimeError("the device is gone")
         return redness(batch)
 

@@ -177,7 +177,7 @@ def test_samples_of_the_same_prompts_and_noise_stay(tmp_path: Path) -> None:
     assert not (run / "samples-earlier").exists() and json.loads(file.read_text()) == about
 
 
-def test_a_run_that_trains_longer_has_no_end_yet(
+def test_a_run_that_trains_longer_has_its_end_until_a_checkpoint_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -190,7 +190,7 @@ def test_a_run_that_trains_longer_has_no_end_yet(
 
     monkeypatch.setattr(Trainer, "step", stepping)
     train(toy(tmp_path, *DRAWN_LONGER), run, resume="auto", quiet=True)
-    assert seen == [False] and json.loads((run / SUMMARY).read_text())["iterations"] == 2
+    assert seen == [True] and json.loads((run / SUMMARY).read_text())["iterations"] == 2
     # one that is at its end keeps it
     train(toy(tmp_path, *DRAWN_LONGER), run, resume="auto", quiet=True)
     assert (run / SUMMARY).exists() and len(seen) == 1

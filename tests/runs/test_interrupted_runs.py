@@ -23,9 +23,9 @@ from torch import Tensor
 from toykit import redness, toy
 
 from flowrl.config.load import Config, load_config, with_rewards
-from flowrl.core.errors import CheckpointError, ConfigError, RunError
+from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunError
 from flowrl.core.types import RewardBatch
-from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, try_lock
+from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, read_rows, try_lock
 from flowrl.runs.milestones import Checkpoints
 from flowrl.runs.open_run import open_run
 from flowrl.runs.start_run import claimed
@@ -172,21 +172,22 @@ def test_auto_begins_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
     tmp_path: Path, whole: Path, resume: bool
 ) -> None:
+    """Before it no line of a log is written: the logs are there and empty."""
     run = tmp_path / "run"
     run.mkdir()
     (run / CONFIG).write_text(short(tmp_path).dump())
     (run / ENVIRONMENT).write_text("{}")
-    (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    (run / "metrics.jsonl").write_text("")
     train(short(tmp_path), run, resume=resume, quiet=True)
     assert same(run, whole)
 
 
 def test_a_killed_run_begins_again_from_its_own_config(tmp_path: Path, whole: Path) -> None:
-    """What a kill before the first checkpoint leaves: environment, config and logs, as they were
+    """What a kill before the first checkpoint leaves: environment and config, as they were
     written. As a new run it is refused, and the message names the command that works."""
     run = tmp_path / "run"
     run.mkdir()
-    for name in (CONFIG, "environment.json", "metrics.jsonl"):
+    for name in (CONFIG, "environment.json"):
         shutil.copy(whole / name, run)
     own = load_config(run / CONFIG, (), ("toykit",))
     with pytest.raises(RunError, match=f"again: flowrl train --resume {run} --plugin toykit$"):
@@ -239,6 +240,61 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     found = try_lock(tmp_path)
     assert found is not None
     found.release()
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """The process that has it is killed, and its child, as a reward forks one, lives on."""
+    text = (
+        "import os, pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
+        "held = try_lock(pathlib.Path(sys.argv[1])); child = os.fork()\n"
+        "print(child, flush=True) if child else None; time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert try_lock(tmp_path) is None
+    parent.kill()
+    parent.wait()
+    try:
+        os.kill(child, 0)  # it is there
+        found = try_lock(tmp_path)
+        assert found is not None
+        found.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+class Cancelled(BaseException):
+    """As of asyncio: no Exception."""
+
+
+@pytest.mark.parametrize("where", ["reward", "loop"])
+def test_what_is_no_exception_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Raised by a reward it is the reward's error; elsewhere it passes, with a note."""
+    run = tmp_path / "run"
+
+    def cancelled(batch: RewardBatch) -> Tensor:
+        if where == "reward" and len(read_rows(run, "metrics.jsonl")) == 1:
+            raise Cancelled("away")
+        return redness(batch)
+
+    real = Trainer.step
+
+    def step(self: Trainer) -> dict[str, float]:
+        if where == "loop" and self.iteration == 1:
+            raise Cancelled("away")
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    config = short(tmp_path, "checkpoint.every=0")
+    kind = RewardError if where == "reward" else Cancelled
+    with pytest.raises(kind, match="away") as raised:
+        train(config, run, rewards={"red": cancelled}, quiet=True)
+    said = "".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert f"saved {run}/checkpoints/000001; go on with" in said
+    assert saved(run)[-1] == "000001"
 
 
 # --------------------------------------------------------------------- rewards that are not at hand

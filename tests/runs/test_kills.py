@@ -38,6 +38,29 @@ def test_killed_runs_end_like_undisturbed_ones(tmp_path: Path) -> None:
     assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
 
 
+@pytest.mark.integration
+def test_kills_of_other_families_are_made_once(tmp_path: Path) -> None:
+    """A run whose reward leaves a child behind that outlives it; the second call goes on where the
+    first one ended."""
+    out = tmp_path / "kills.json"
+    script = str(ROOT / "scripts" / "bench" / "kills.py")
+    command = [sys.executable, script, "--only", "forking reward", "--most", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for expected in (1, 2):
+        done = subprocess.run(
+            [*command, "--out", str(out)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())
+        assert [row["number"] for row in found["rows"]] == [*range(expected)]
+        assert found["by_family"]["forking reward"] == found["kills"] == expected
+        assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
+
+
 def test_a_checkpoint_that_is_being_deleted_has_no_name_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

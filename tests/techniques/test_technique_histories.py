@@ -144,7 +144,7 @@ def test_single_stream_refuses_a_prompt_set_that_changed(tmp_path: Path, change:
     }
     file.write_text("".join(changed[change]))
     later = Trainer(config)
-    with pytest.raises(CheckpointError, match="single_stream has remembered other prompts"):
+    with pytest.raises(CheckpointError, match="train.jsonl is another list than that which"):
         later.load(tmp_path / "saved")
     assert later.iteration == 0
 

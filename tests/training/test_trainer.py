@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from rolloutkit import decisions, score_draws
 from torch import Tensor
+from toykit import faulty
 from trainkit import (
     KL,
     ONE,
@@ -183,8 +185,8 @@ STOPS: dict[str, tuple[tuple[str, ...], Any, str]] = {
         "iteration 0: reward 'red' gave nan .*P0 .1 of 8 images",
     ),
     "inf reward": (
-        ("rewards.red={fn: toykit.faulty, value: inf, count: 1}", "train.max_unscored=1"),
-        None,
+        ("train.max_unscored=1",),  # spoiled later: at once it is found before anything is loaded
+        lambda t: t.rewards.update(red=partial(faulty, value="inf", count=1)),
         "iteration 0: reward 'red' gave inf .*P0 .1 of 8 images",
     ),
     "shape of a reward": (

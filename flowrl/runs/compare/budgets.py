@@ -29,7 +29,16 @@ from flowrl.runs.compare.records import (
     mistake,
     stored,
 )
-from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_rows, write_evals
+from flowrl.runs.folder import (
+    CONFIG,
+    EVALS,
+    METRICS,
+    left_of,
+    read_rows,
+    what_is_there,
+    write_evals,
+)
+from flowrl.training import checkpoint
 from flowrl.training.method import TRAINED_CALLS
 from flowrl.training.trainer import Trainer
 
@@ -227,6 +236,7 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
                 f"back, or delete the folder to make the run again"
             )
         return
+    check_begun(folder)
     there = load_config(folder / CONFIG, (), config.plugins)
     wrong = different(comparable(there), comparable(config))
     claimed = _claimed(folder)
@@ -239,6 +249,14 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
             f"{', '.join(wrong[:3])}; name another folder with --runs, delete this one, or give "
             "the same settings again"
         )
+
+
+def check_begun(folder: Path) -> None:
+    """Raise RunError where an unfinished run has lines of a log and no checkpoint: before the first
+    line there is one, so they are away."""
+    begun = left_of(folder) and not (folder / RESULT).exists()
+    if begun and not checkpoint.checkpoint_folders(folder):
+        raise RunError(f"{folder}: no checkpoint to go on from{what_is_there(folder)}")
 
 
 def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Prices:

@@ -4,7 +4,6 @@ training, once per folder of runs."""
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,15 +20,17 @@ from flowrl.config.values import show
 from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import read_text, write_json
+from flowrl.core.files import delete, read_text, write_json
 from flowrl.core.identity import differences
 from flowrl.evaluation.contents import judged_content
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
+    CLAIM,
     RESULT,
     Budgets,
     Prices,
     Spent,
+    check_begun,
     check_same_run,
     claim,
     different,
@@ -40,8 +41,21 @@ from flowrl.runs.compare.budgets import (
 from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
 from flowrl.runs.compare.result_file import setting
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
-from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, lock, read_object, read_rows, write_evals
-from flowrl.runs.log import RunLogger, headline_label
+from flowrl.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALS,
+    PROMPTS,
+    VERDICTS,
+    check_lines,
+    left_of,
+    lock,
+    read_object,
+    read_rows,
+    what_is_there,
+    write_evals,
+)
+from flowrl.runs.log import LOGS, RunLogger, headline_label
 from flowrl.runs.monitors.watch import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
@@ -87,10 +101,10 @@ def spend(
     if found:
         check_whose(found, config, folder / RESULT)
         return found
-    with lock(folder, mend="wait for it"):
+    with lock(folder, mend="wait for it") as held:
         free_memory()  # of the run before
+        start = _newest(folder)
         trainer = Trainer(config)
-        start = checkpoint.latest(folder)
         if start is not None:
             trainer.load(start)
         prices = claim(folder, config, budgets, prices or Prices())
@@ -106,10 +120,26 @@ def spend(
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
             run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices, judged)
             trainer.encode_ahead()
-            failed = run.train(stop)
+            try:
+                failed = run.train(stop)
+            except ConfigError:
+                held.leave()  # a folder in which nothing is left goes again
+                raise
         found = result(config, folder, failed)
         write_json(folder / RESULT, found)
         return found
+
+
+def _newest(folder: Path) -> Path | None:
+    """Return the checkpoint to go on from; None where no run has begun. Raises RunError where one
+    has and its checkpoints are away, or lines of its metrics."""
+    check_begun(folder)
+    start = checkpoint.latest(folder)
+    if start is None and left_of(folder):
+        raise RunError(f"{folder}: no whole checkpoint to go on from{what_is_there(folder)}")
+    if start is not None:
+        check_lines(folder, int(start.name))
+    return start
 
 
 def evaluated(trainer: Trainer) -> dict[str, Any]:
@@ -210,6 +240,8 @@ class _BudgetedRun:
         for row in read_rows(self.folder, EVALS):
             self._tell(row)
         self._judge_if_missed(spent)
+        if not spent.iterations:
+            self._save()  # so that a line of metrics without a checkpoint is one that is away
         while budgets.used(spent) < 1:
             # one iteration
             before = spent
@@ -297,7 +329,8 @@ class _BudgetedRun:
         over = [key for key, limit in limits.items() if 0 < limit < getattr(spent, key)]
         if spent.iterations != 1 or not over:
             return
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in (CONFIG, CLAIM, *LOGS, CHECKPOINTS):
+            delete(self.folder / name)
         raise ConfigError(
             f"{self.trainer.config.name}: one iteration takes {spent.nfe:g} network evaluations "
             f"and {spent.seconds:.3g} s, more than a budget of {limits[over[0]]:g} "
@@ -312,6 +345,7 @@ class _BudgetedRun:
 
     def _save(self) -> Path:
         place = checkpoint.checkpoint_folder(self.folder, self.trainer.iteration)
+        self.log.sync()
         self.trainer.save(place)
         return place
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import delete, write_json, write_text
+from flowrl.core.files import write_json, write_text
 from flowrl.core.installation import install
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import (
@@ -62,6 +62,7 @@ Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["none", "median", "hyperband"]
 
 STUDY, JSON, BEST = "study.db", "result.json", "best.yaml"  # in the folder of a search
+TRIALS_IN = "trials"
 KIND, FORMAT = "flowrl tuning", 2
 NAME, ABOUT = "flowrl", "about"  # of the study, and what a trial holds of its runs
 TRIALS = 20  # unless their number is given
@@ -93,7 +94,7 @@ class Tuning(NamedTuple):
 
     def folder(self, changes: Sequence[str], seed: int) -> Path:
         """Return the folder of a run."""
-        return self.out / "trials" / folder_of(changes) / f"seed{seed}"
+        return self.out / TRIALS_IN / folder_of(changes) / f"seed{seed}"
 
     @property
     def budgets(self) -> Budgets:
@@ -296,6 +297,13 @@ def _opened(what: Tuning, own: Config) -> Study:
         "pruner": what.pruner,
     }
     stated = dict(json.loads(json.dumps(stated)))  # tuples are lists, as the study has them
+    # trials whose study is away are another search's, or this one's without its memory
+    left = [name for name in (TRIALS_IN, BEST, JSON) if (what.out / name).exists()]
+    if left and not (what.out / STUDY).exists():
+        raise ConfigError(
+            f"{what.out} holds {' and '.join(left)} of a search whose {STUDY} is not there: bring "
+            "it back, or name another --out; nothing was changed"
+        )
     study = open_study(what.out)
     if "kind" in study.user_attrs:
         found = {key: study.user_attrs.get(key) for key in stated}
@@ -559,10 +567,8 @@ def _trial_row(trial: FrozenTrial) -> Result:
 
 
 def _write_best(what: Tuning, own: Config, result: Result) -> None:
-    """Write the best trial as a config of its own, with the seed that the config had; where there
-    is none, the one of an earlier search goes."""
+    """Write the best trial as a config of its own, with the seed that the config had."""
     if result["best"] is None:
-        delete(what.out / BEST)
         return
     changes = result["trials"][result["best"]]["changes"]
     config = what.load(changes, f"seed={own.seed}")

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import differentiable
-from flowrl.core.errors import FAILURES, ConfigError, FlowRLError, RewardError, describe_error
+from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.host_copies import on_host
 from flowrl.core.part import Part
 from flowrl.core.types import LossInput, RewardBatch
-from flowrl.evaluation.reward_call import call_reward, hint, own_batch
+from flowrl.evaluation.reward_call import call_reward, own_batch
+from flowrl.evaluation.reward_guard import guarded
 from flowrl.training.learn import CallRows
 from flowrl.training.rollout import prompted
 from flowrl.training.run import Prepared, Run
@@ -85,12 +86,8 @@ def scored(
         if not weight:
             continue
         said, own = f"{where}: reward {name!r}", own_batch(batch)
-        try:
+        with guarded(name, said):
             values = call_reward(rewards[name], own)
-        except FlowRLError as error:
-            raise RewardError(f"{said}: {error}") from error
-        except FAILURES as error:
-            raise RewardError(f"{said} failed with {describe_error(error)}{hint(error)}") from error
         found[name] = _with_gradient(values, batch.images, said)
     return found
 

@@ -154,6 +154,41 @@ class gate:
         return redness(batch)
 
 
+class asleep:
+    """Score as `redness`; once `log` has a line, in the process of `rank`, touch a file beside
+    `file` (.reached) and sleep for ten minutes if `file` is there."""
+
+    def __init__(self, *, file: str, log: str, rank: int) -> None:
+        self.file, self.log = Path(file), Path(log)
+        self.mine = os.environ.get("RANK", "0") == str(rank)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        if self.mine and self.file.exists() and self.log.exists() and self.log.read_text():
+            self.file.with_suffix(".reached").touch()
+            time.sleep(600)
+        return redness(batch)
+
+
+class forking:
+    """Score as `redness`, with a child that is forked at the first call and outlives this process
+    by so many seconds."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self.seconds, self.children = seconds, list[int]()
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        if not self.children:
+            parent = os.getpid()
+            child = os.fork()
+            if not child:
+                while os.getppid() == parent:
+                    time.sleep(0.05)
+                time.sleep(self.seconds)
+                os._exit(0)
+            self.children.append(child)
+        return redness(batch)
+
+
 def write_toy(folder: Path) -> Path:
     """Write prompt files and a config into `folder` -> the config's path."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -107,8 +107,14 @@ def load_pipeline(
     networks = [name for name in dtypes if name in stored and name not in kinds]
     variants = [weight_files(folder / name).variant for name in networks]
     variant = next(filter(None, variants), None)
-    how: dict[str, Any] = {"dtype": {"default": dtype, **dtypes}, "variant": variant}
-    read = partial(_read, pipeline_class, folder, kinds, **how)
+    read = partial(
+        _read,
+        pipeline_class,
+        folder,
+        kinds,
+        dtype={"default": dtype, **dtypes},
+        variant=variant,
+    )
     pipeline = read(
         absent + [*encoders] * (not with_encoders),
         quantization=quantization,

@@ -31,6 +31,7 @@ NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2
 READ_BY_DIFFUSERS = [(name, "diffusers") for name in NAMES]
 READ_BY_DIFFUSERS += [("sd15", "kohya"), ("sdxl", "kohya"), ("wan", "kohya"), ("wan", "comfy")]
 READ_BY_DIFFUSERS += [("qwen_image", "kohya"), ("z_image", "kohya")]
+READ_BY_DIFFUSERS += [("flux2", "kohya"), ("flux2_klein", "kohya")]
 
 
 class Case(NamedTuple):

@@ -107,19 +107,16 @@ def load_pipeline(
     networks = [name for name in dtypes if name in stored and name not in kinds]
     variants = [weight_files(folder / name).variant for name in networks]
     variant = next(filter(None, variants), None)
-    how: dict[str, Any] = {"dtype": {"default": dtype, **dtypes}, "variant": variant}
-    read = partial(_read, pipeline_class, folder, kinds, **how)
+    kept = {"default": dtype, **dtypes}
+    read = partial(_read, pipeline_class, folder, kinds, dtype=kept, variant=variant)
     pipeline = read(
         absent + [*encoders] * (not with_encoders),
         quantization=quantization,
         hollow={name: index[name][1] for name in networks if hollow},
     )
     for name in networks:
-        made: Any = getattr(pipeline, name)
-        names = _names(made, quantized=quantization is not None)
-        more = stored[name] - names - {*made.state_dict()}
-        ignored = made._keys_to_ignore_on_load_unexpected or ()
-        check_complete(folder / name, names - stored[name], more, ignored)
+        made = getattr(pipeline, name)
+        _check_network(folder / name, made, stored[name], quantized=quantization is not None)
     return Loaded(pipeline, folder, encoders, partial(read, [*absent, *networks, *seers]))
 
 
@@ -302,6 +299,14 @@ def _check_part(folder: Path, kind: str) -> set[str]:
         raise ModelError(f"{folder}: no {config.name} in it")
     _read_json(config)
     return set() if "Scheduler" in kind else stored_tensors(weight_files(folder).files)
+
+
+def _check_network(folder: Path, network: Any, stored: set[str], *, quantized: bool) -> None:
+    """Raise ModelError unless a network takes every tensor of its files, and lacks none."""
+    names = _names(network, quantized=quantized)
+    more = stored - names - {*network.state_dict()}
+    ignored = network._keys_to_ignore_on_load_unexpected or ()
+    check_complete(folder, names - stored, more, ignored)
 
 
 def _names(network: torch.nn.Module, *, quantized: bool) -> set[str]:

@@ -152,7 +152,8 @@ class TunedPipeline:
             settings = {k: v for k, v in config.items() if not k.startswith(("_", "quantization"))}
             found |= {f"network.{prefix}{key}": value for key, value in settings.items()}
         found |= {f"scheduler.{key}": scheduler[key] for key in PATH_KEYS if key in scheduler}
-        if tuning.tune == "lora" or tuning.layers is not None:
+        there = all(folder.is_dir() for folder in self._folders.values())
+        if there and (tuning.tune == "lora" or tuning.layers is not None):
             found["base model"] = fingerprint(self._folders.values())
         return dict(json.loads(json.dumps(found, default=str)))
 

@@ -4,6 +4,7 @@ file is refused."""
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2
 READ_BY_DIFFUSERS = [(name, "diffusers") for name in NAMES]
 READ_BY_DIFFUSERS += [("sd15", "kohya"), ("sdxl", "kohya"), ("wan", "kohya"), ("wan", "comfy")]
 READ_BY_DIFFUSERS += [("qwen_image", "kohya"), ("z_image", "kohya")]
+READ_BY_DIFFUSERS += [("flux2", "kohya"), ("flux2_klein", "kohya")]
 
 
 class Case(NamedTuple):
@@ -222,6 +224,20 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.ones(2, 17)}),
         r"expected matrices \[r, 16\] and \[16, r\].*got \[2, 17\] and \[16, 2\]",
     ),
+    "no rank": (
+        lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.ones(0, 16)}),
+        r"expected matrices, got \[0, 16\]",
+    ),
+    "vectors": (
+        lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.ones(16)}),
+        r"expected matrices, got \[16\]",
+    ),
+    "whole numbers": (
+        lambda tensors: tensors.update(
+            {f"{LAYER}.lora_A.weight": torch.ones(2, 16).to(torch.int8)}
+        ),
+        "quantised matrices",
+    ),
     "nothing": (times(0.0), "all of its updates are zero"),
     "no numbers": (times(float("nan")), "expected finite numbers"),
     "dora": (plus(f"{LAYER}.lora_magnitude_vector"), "is DoRA"),
@@ -344,6 +360,43 @@ def test_a_folder_with_the_lora_in_it(
     assert all(torch.equal(rows, before[key]) for key, rows in now.items())
     with pytest.raises(RunError, match="is there already"):
         merge_lora(str(folders[name]), str(path), str(tmp_path / "new"))
+
+
+def test_files_that_chance_has_damaged(
+    folders: Folders, cases: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """150 files, each with a few tensors or names changed: taken, or refused by one of our errors;
+    never half taken."""
+    path = LAYOUTS["diffusers"](cases("sd3.5").trained, tmp_path / "mine")
+    model = folders.load("sd3.5", lora={"rank": 2})
+    before = {name: p.detach().clone() for name, p in model.trainable().items()}
+    clean, draw = load_file(path), random.Random(4)
+    words = ["", ".weight", ".alpha", "lora_A", "lora_up", "transformer.", ".diff", "x", "1", "é"]
+    refused = 0
+    for number in range(150):
+        tensors = dict(clean)
+        for _ in range(draw.randint(1, 3)):
+            name = draw.choice([*tensors])
+            rows = tensors.pop(name)
+            kinds = [rows[:1], rows.half(), rows.flatten(), rows * 1e30, rows[:0], rows]
+            kinds.append(rows.transpose(0, -1))
+            cut = draw.randint(0, len(name))
+            end = draw.choice([name, name[:cut] + draw.choice(words) + name[cut:]])
+            tensors[end] = draw.choice(kinds).contiguous()
+        file = tmp_path / f"{number}.safetensors"
+        save_file(tensors, file)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                begin(model, file)
+        except FlowRLError:
+            refused += 1
+            now = model.trainable()
+            assert all(torch.equal(now[name], rows) for name, rows in before.items()), number
+        for name, p in model.trainable().items():
+            assert bool(p.isfinite().all())
+            p.data.copy_(before[name])
+    assert 30 < refused < 150
 
 
 def test_kohya_s_file_keeps_its_rank(

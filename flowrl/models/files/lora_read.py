@@ -215,7 +215,7 @@ def _of_pair(
     down, up = held["down"], held["up"]
     if not (down.is_floating_point() and up.is_floating_point()):
         raise ModelError(f"{where}: quantised matrices; expected numbers of 16 or 32 bits")
-    if down.dim() < 2 or up.dim() < 2:
+    if down.dim() < 2 or up.dim() < 2 or not (down.numel() and up.numel()):
         raise ModelError(f"{where}: expected matrices, got {[*down.shape]} and {[*up.shape]}")
     down, up = down.float().flatten(1), up.float().flatten(1)
     if not bool(down.isfinite().all() and up.isfinite().all()):

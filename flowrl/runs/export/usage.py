@@ -26,12 +26,6 @@ READERS = {
 }
 
 
-# pipelines whose kohya files diffusers does not read
-NOT_READ = {
-    "StableDiffusion3Pipeline": "SD3",
-    "Flux2Pipeline": "FLUX.2",
-    "Flux2KleinPipeline": "FLUX.2",
-}
 VIDEOS = ("wan", "wan_i2v")
 # flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
 # out
@@ -122,11 +116,10 @@ def shown(value: Any) -> Any:
 def usage(facts: CardFacts) -> str:
     """Return code that draws one image as the run's evaluations did, for the first of the
     formats."""
-    kind = type(facts.pipeline).__name__
-    if facts.formats[0] == "kohya" and kind in NOT_READ:
+    if facts.formats[0] == "kohya" and type(facts.pipeline).__name__ == "StableDiffusion3Pipeline":
         return (
             f"In ComfyUI, load `{facts.kohya}` as a LoRA of strength 1. diffusers does not read "
-            f"this file for {NOT_READ[kind]}."
+            "this file for SD3."
         )
     where = f"`{facts.folder}` is this folder, or its hub id."
     if not facts.base and facts.formats[0] != "merged":

@@ -135,11 +135,14 @@ def parse_json(
     *,
     error: type[FlowRLError] = RunError,
     constants: bool = False,
+    values: bool = True,
 ) -> Any:
     """Parse JSON so that no later step can fall over it: UTF-8, no key twice in an object, no
     number beyond float64, at most DEEPEST lists and objects in one another, whole characters.
 
-    constants: take NaN and Infinity, which Python writes. Raises `error` with place and reason.
+    constants: take NaN and Infinity, which Python writes. values=False: numbers beyond float64 and
+    halves of characters are let through, for a caller that says of which value they are. Raises
+    `error` with place and reason.
     """
     try:
         # json would guess UTF-16 and UTF-32, too
@@ -147,13 +150,13 @@ def parse_json(
         found = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_float=_float,
-            parse_int=_int,
+            parse_float=_float if values else None,
+            parse_int=_int if values else None,
             parse_constant=float if constants else _constant,
         )
         # a look inside only where the text can hold what is looked for
         if text.count("[") + text.count("{") > DEEPEST or "\\u" in text:
-            _check_inside(found)
+            _check_inside(found, characters=values)
     except json.JSONDecodeError as raised:
         place = f"{where}, line {raised.lineno}" if raised.lineno > 1 else where
         raise error(
@@ -217,7 +220,7 @@ def _constant(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON; write null in its place, or delete the line")
 
 
-def _check_inside(value: Any) -> None:
+def _check_inside(value: Any, *, characters: bool) -> None:
     """Raise RecursionError for what is nested too deeply, ValueError for half a surrogate pair,
     which no file can hold as UTF-8."""
     level = [value]
@@ -228,7 +231,7 @@ def _check_inside(value: Any) -> None:
                 below += [*one.keys(), *one.values()]
             elif isinstance(one, list):
                 below += one
-            elif isinstance(one, str) and _SURROGATE.search(one):
+            elif characters and isinstance(one, str) and _SURROGATE.search(one):
                 raise ValueError(f"half of a surrogate pair in {shortened(ascii(one))}")
         if not below:
             return

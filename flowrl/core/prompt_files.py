@@ -130,10 +130,14 @@ def no_prompt(where: str, what: str, got: Iterable[Any]) -> DataError:
     )
 
 
+def _cut(text: str) -> list[str]:
+    """Cut a text into lines. Only "\\n" ends one, or "\\r" in an old file that has no other:
+    str.splitlines would also cut at U+2028, which JSON allows inside a text."""
+    return text.split("\n" if "\n" in text else "\r")
+
+
 def _lines(text: str, file: str) -> Iterator[tuple[str, str]]:
-    # Only "\n", or "\r" of old files, ends a line: str.splitlines would also cut at U+2028, which
-    # JSON allows inside a text.
-    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), 1):
+    for number, line in enumerate(_cut(text), 1):
         # files joined with `cat` carry a mark at every seam
         line = line.strip().lstrip(_BOM).strip()
         if line:
@@ -360,7 +364,7 @@ def _tab_rows(text: str, file: str) -> list[Row] | None:
     tabs. A quote is a letter like any other, unless all cells that begin with one are quoted as
     CSV has it."""
     rows: list[Row] = []
-    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), 1):
+    for number, line in enumerate(_cut(text), 1):
         if line.strip():
             rows.append((f"{file}, line {number}", line.split("\t")))
     if not rows:

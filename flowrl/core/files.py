@@ -13,12 +13,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from flowrl.core.errors import FlowRLError, RunError
+from flowrl.core.errors import RunError
 
 STDOUT = Path("-")
 MOST_LINKS = 40  # as the system follows
@@ -107,7 +108,7 @@ def read_json(
     path: str | os.PathLike[str],
     shape: Any = None,
     *,
-    error: type[FlowRLError] = RunError,
+    error: type[Exception] = RunError,
     constants: bool = False,
 ) -> Any:
     """Read a JSON file that anybody may have written, as `parse_json` does -> its value, which has
@@ -133,7 +134,7 @@ def parse_json(
     data: str | bytes | bytearray,
     where: str,
     *,
-    error: type[FlowRLError] = RunError,
+    error: type[Exception] = RunError,
     constants: bool = False,
     values: bool = True,
 ) -> Any:
@@ -169,14 +170,15 @@ def parse_json(
     return found
 
 
-def shaped(value: Any, shape: Any, where: str, *, error: type[FlowRLError] = RunError) -> Any:
-    """Return a value of JSON that has the `shape`, a type as pydantic checks it. Raises `error`
-    that names the first place that has not."""
+def shaped(value: Any, shape: Any, where: str, *, error: type[Exception] = RunError) -> Any:
+    """Return a value of JSON as it is, if it has the `shape`, a type as pydantic checks it. Raises
+    `error` that names the first place that has not."""
     # imported where it is needed: most commands start without it
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(shape).validate_python(value, strict=True)
+        _adapter(shape).validate_python(value, strict=True)
+        return value
     except ValidationError as raised:
         first = raised.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -185,6 +187,13 @@ def shaped(value: Any, shape: Any, where: str, *, error: type[FlowRLError] = Run
             f"{where}{f': {place}' if place else ''}: {first['msg'][:1].lower()}"
             f"{first['msg'][1:]}, got {got}"
         ) from raised
+
+
+@cache
+def _adapter(shape: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(shape)
 
 
 def shortened(text: str, most: int = 60) -> str:

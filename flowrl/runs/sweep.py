@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from flowrl.core.errors import ConfigError, RunError, near
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import read_json, write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits, text_table
 from flowrl.core.types import FlowModel
@@ -289,9 +289,9 @@ def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:
 def _read_bounds(file: Path) -> Bounds:
     """Read the bounds of an earlier sweep. Raises ConfigError."""
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))["bounds"]
+        raw = read_json(file, dict[str, Any], constants=True)["bounds"]
         return {name: (float(low), float(high)) for name, (low, high) in raw.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--bounds {file}: expected the sweep.json of a sweep: {error}"
         ) from error

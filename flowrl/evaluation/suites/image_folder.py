@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import parse_json, read_json, shaped, write_json, write_text
 from flowrl.core.prompts import PromptSet
 from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.image_grids import save_png
@@ -30,6 +31,16 @@ from flowrl.evaluation.image_grids import save_png
 SETTING, SUMMARY, SCORES = "setting.json", "summary.json", "scores.jsonl"
 FREE = ("target", "batch", "best_of", "best_by")
 """Of a setting: what two folders that are compared need not share."""
+
+
+class ScoreLine(BaseModel):
+    """What a line of SCORES has at least."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt: int
+    image: int
+    scores: dict[str, float | None]
 
 
 def image_path(out: Path, prompt: int, image: int) -> Path:
@@ -65,8 +76,8 @@ def prepare(out: Path, setting: Mapping[str, Any], prompts: PromptSet) -> None:
 def read_setting(out: Path) -> dict[str, Any]:
     """Return the setting of a suite's folder. Raises RunError if there is none."""
     try:
-        found = json.loads((out / SETTING).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = read_json(out / SETTING, constants=True)
+    except (OSError, RunError) as error:
         raise RunError(
             f"{out}: expected a folder that `flowrl eval --suite` wrote, with {SETTING}: {error}"
         ) from error
@@ -136,21 +147,18 @@ def read_lines(out: Path) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    rows = file.read_text(encoding="utf-8").split("\n")
+    rows = file.read_bytes().split(b"\n")
     for number, row in enumerate(rows, 1):
         if not row.strip():
             continue
         try:
-            line = json.loads(row)
-            good = {"prompt", "image", "scores"} <= line.keys()
-        except (ValueError, AttributeError):
-            good = False
-        if good:
-            yield line
-        elif number < len(rows):  # the last one has no line end: it was cut off
-            raise DataError(
-                f"{file}, line {number}: expected the scores of an image, got {row!r:.100}"
-            )
+            where = f"{file}, line {number}"
+            yield shaped(parse_json(row, where, constants=True), ScoreLine, where)
+        except RunError as error:
+            if number < len(rows):  # the last one has no line end: it was cut off
+                raise DataError(
+                    f"{where}: expected the scores of an image, got {row[:100]!r}: {error}"
+                ) from error
 
 
 def as_line(value: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@ training, once per folder of runs."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -21,7 +20,7 @@ from flowrl.config.values import show
 from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import read_text, write_json
+from flowrl.core.files import read_json, write_json
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
@@ -145,8 +144,8 @@ def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
 def drawn_prompts(folder: Path) -> list[str]:
     """Read the texts of what `draw_samples` drew. Raises RunError."""
     try:
-        found = json.loads(read_text(folder / PROMPTS))
-    except (OSError, ValueError) as error:
+        found = read_json(folder / PROMPTS)
+    except (OSError, RunError) as error:
         found = error
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise RunError(

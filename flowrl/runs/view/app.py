@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import math
 import os
 import re
 import time
@@ -37,10 +38,11 @@ from flowrl.runs.folder import (
     METRICS,
     SAMPLES,
     SUMMARY,
-    Rows,
+    number_or_nan,
+    read_evals,
+    read_object,
     read_rows,
 )
-from flowrl.runs.open_run import score_of
 from flowrl.runs.report.page import SCRIPTS, source, story, template_environment
 from flowrl.runs.report.samples import sample_as_png, sample_index, source_as_png
 from flowrl.runs.view.ballots import Booth, Side
@@ -88,18 +90,26 @@ def summary_of(name: str, run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"id": name, "stamp": stamp(run), "iterations": 0, "score": None}
     try:
         metrics, evals = read_rows(run, METRICS), read_rows(run, EVALS)
-    except FlowRLError as error:
+        scores = [row.total.mean for row in read_evals(run)]
+        reward = number_or_nan(metrics[-1].get("reward") if metrics else None, "reward")
+        if (run / SUMMARY).exists():
+            read_object(run, SUMMARY)
+    except (FlowRLError, OSError) as error:
         return {**found, "error": str(error), "state": "damaged"}
     if metrics:
-        found["iterations"] = metrics[-1]["iteration"] + 1
-        found["reward"] = metrics[-1].get("reward")
+        found["iterations"], found["reward"] = metrics[-1]["iteration"] + 1, _finite(reward)
+    known = [score for score in scores if math.isfinite(score)]
     if evals:
-        scored: Rows = [row for row in evals if score_of(row) is not None]
-        found["scored_by"] = evals[-1].get("score")
-        found["score"] = score_of(scored[-1]) if scored else None
-        found["before"] = score_of(scored[0]) if scored else None
+        found["scored_by"] = evals[-1]["score"]
+    if known:
+        found["before"], found["score"] = known[0], known[-1]
     found["state"] = _state(run)
     return found
+
+
+def _finite(value: float) -> float | None:
+    """Return a number as JSON has it."""
+    return value if math.isfinite(value) else None
 
 
 def _state(run: Path) -> str:
@@ -108,7 +118,7 @@ def _state(run: Path) -> str:
         return "done"
     newest = 0.0
     for name in (METRICS, EVALS, CONFIG):
-        if (run / name).is_file():
+        with contextlib.suppress(OSError):  # another process may just have taken it away
             newest = max(newest, (run / name).stat().st_mtime)
     return "training" if time.time() - newest < FRESH else "stopped"
 

@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from PIL import Image
 
+from flowrl.config.overrides import parse_yaml
 from flowrl.core import votes
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.files import read_text
 from flowrl.core.votes import (
     VotePair,
     append_vote,
@@ -229,9 +230,9 @@ def _noise(run: Path) -> Any:
     if "seed" in about:
         return about["seed"]
     try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        config = parse_yaml(read_text(run / CONFIG), str(run / CONFIG))
         return config.get("samples", {}).get("seed")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError, AttributeError) as error:
         raise RunError(f"cannot read {run / CONFIG}: {error}") from error
 
 

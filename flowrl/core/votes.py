@@ -188,7 +188,7 @@ def questions(folder: Path) -> list[VoteQuestion]:
         try:
             raw = read_json(file, _Question)["pairs"]
             pairs = [_asked(*row) for row in raw]
-        except (OSError, RunError, TypeError) as error:
+        except (OSError, RunError, KeyError, TypeError) as error:
             warnings.warn(f"a question is left out: {error}", stacklevel=2)
             continue
         names = [pair[1:3] + pair.sources for pair in pairs]
@@ -199,7 +199,9 @@ def questions(folder: Path) -> list[VoteQuestion]:
 
 def _asked(prompt: str, one: str, two: str, sources: Sequence[str] = ()) -> VotePair:
     """Read a pair of a question, whose last part only edits have."""
-    return pair_of(str(prompt), str(one), str(two), map(str, sources))
+    if not all(isinstance(text, str) for text in (prompt, one, two)) or isinstance(sources, str):
+        raise TypeError(f"expected texts and a list of sources, got {prompt!r:.40}")
+    return pair_of(prompt, one, two, sources)
 
 
 def _inside(name: str) -> bool:

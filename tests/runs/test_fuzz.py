@@ -15,6 +15,7 @@ import yaml
 from fuzzfiles import PROMPTS, checkpoints, configs, images, prompts
 from fuzzimages import bomb, plain_pixels
 from fuzzkit import HOSTILE, Refused, Target, Verdict, damage_bytes, damage_value, judge
+from fuzzruns import lora_files, runs, schedulers, suites, view_requests, votes, wild_prompts
 from fuzzservers import addresses, answers, judge_texts, judges, requests
 
 from flowrl.core.errors import DataError
@@ -35,6 +36,13 @@ def targets(home: Path) -> dict[str, Callable[[], Target]]:
         "judges": judges,
         "judge texts": judge_texts,
         "images": images,
+        "runs": partial(runs, home),
+        "view requests": partial(view_requests, home),
+        "suites": partial(suites, home),
+        "votes": partial(votes, home),
+        "wild prompts": wild_prompts,
+        "LoRA files": partial(lora_files, home),
+        "scheduler folders": partial(schedulers, home),
     }
 
 

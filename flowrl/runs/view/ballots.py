@@ -165,7 +165,11 @@ class Booth:
     def scores(self) -> list[dict[str, Any]]:
         """Return the Bradley-Terry strengths of all checkpoints that were compared, against the one
         that was compared first."""
-        every = [vote for vote in last_votes(read_votes(self.box)) if vote.get("name_0")]
+        every = []
+        for vote in last_votes(read_votes(self.box)):
+            # those on images of a run in training name none
+            if vote.get("name_0") and vote.get("name_1"):
+                every.append(vote)
         results = [(vote["name_0"], vote["name_1"], float(vote["label_0"])) for vote in every]
         names = sorted({name for one, two, _ in results for name in (one, two)}, key=_natural)
         return [_plain(found) for found in bradley_terry(results, names)] if names else []

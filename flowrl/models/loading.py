@@ -8,7 +8,6 @@ weights or with none. Of a network that several processes share, each reads its 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +26,8 @@ from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, ModelError
-from flowrl.core.files import read_text
+from flowrl.core.errors import ConfigError, ModelError, RunError
+from flowrl.core.files import read_json
 from flowrl.core.processes import shared_as
 from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
@@ -222,8 +221,8 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
 def _read_json(file: Path) -> Any:
     """Read a file of settings. Raise ModelError that names it."""
     try:
-        return json.loads(read_text(file))
-    except (OSError, ValueError) as error:
+        return read_json(file, constants=True)
+    except (OSError, RunError) as error:
         raise ModelError(f"{file}: not valid JSON: {error}; copy the file again") from error
 
 
@@ -440,7 +439,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [folder / SAFETENSORS_WEIGHTS_NAME]
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, LookupError, AttributeError) as error:
+        names = read_json(index)["weight_map"].values()
+    except (OSError, RunError, LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{index}: not an index of weights: {error}; copy it again") from error
     return [folder / name for name in sorted(set(names))]

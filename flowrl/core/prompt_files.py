@@ -27,7 +27,15 @@ COLUMNS = (
 )
 """Names of what holds a prompt, the first that is there wins; in any case, with an s at the end,
 and with spaces or hyphens for the underscores."""
-WRAPPERS = ("data", "items", "rows", "records", "examples", "entries", "annotations")
+WRAPPERS: tuple[str, ...] = (
+    "data",
+    "items",
+    "rows",
+    "records",
+    "examples",
+    "entries",
+    "annotations",
+)
 WRAPPERS += ("train", "test", "val", "validation")
 """Keys of a JSON object below which its records stand."""
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".avif", ".jxl")

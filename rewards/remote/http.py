@@ -186,7 +186,7 @@ class _Handlers:
             "images": self.limits.images,
             "pixels": self.limits.all_pixels,
         }
-        facts = {"rewards": list(self.queue.rewards), "checks": self.checks}
+        facts: dict[str, Any] = {"rewards": list(self.queue.rewards), "checks": self.checks}
         facts |= {"videos": self.videos, "singly": self.singly, "settings": self.settings}
         return json_response({"status": "ok", **facts, "limits": limits, "flowrl": __version__})
 

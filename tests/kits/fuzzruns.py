@@ -140,7 +140,13 @@ def view_requests(home: Path) -> Target:
     for name in ("a", "b"):
         make_run(folder / name, iterations=2)
     client = TestClient(make_app(folder, folder / "votes"), base_url="http://localhost")
-    paths = ("/", "/vote", "/api/runs", "/api/story?run=a", "/api/image?run=a&iteration=0&place=0")
+    paths: tuple[str, ...] = (
+        "/",
+        "/vote",
+        "/api/runs",
+        "/api/story?run=a",
+        "/api/image?run=a&iteration=0&place=0",
+    )
     paths += ("/api/source?run=a&place=0&which=0", "/api/side?ballot=x&side=left", "/api/scores")
     paths += ("/api/ballot", "/api/vote", "/files/live.js", "/files/../x", "/api/image?run=a")
     methods = ("GET",) * 4 + ("POST",) * 4 + ("PUT", "HEAD", "DELETE")

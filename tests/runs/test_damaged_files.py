@@ -131,8 +131,8 @@ def test_readers_of_run_folders(tmp_path: Path, what: str) -> None:
     for name in FILES:
         put(tmp_path / name, BAD[what])
     readers = [lambda name=name: read_rows(tmp_path, name) for name in FILES if "jsonl" in name]
-    readers += [lambda: read_object(tmp_path, "summary.json"), lambda: read_prompts(tmp_path)]  # type: ignore[list-item]
-    readers += [lambda: read_verdicts(tmp_path)]  # type: ignore[list-item]
+    readers += [lambda: read_object(tmp_path, "summary.json"), lambda: read_prompts(tmp_path)]  # type: ignore[list-item, misc]
+    readers += [lambda: read_verdicts(tmp_path)]  # type: ignore[list-item, misc]
     for read in readers:
         try:
             found: Any = read()
@@ -175,7 +175,8 @@ def test_a_score_of_a_suite_is_a_number(tmp_path: Path) -> None:
     line = {"file": "a", "prompt": 0, "image": 0, "scores": {"s": 0.5, "t": None}}
     put(tmp_path / "scores.jsonl", json.dumps(line))
     assert read_lines(tmp_path) == {(0, 0): line}
-    for scores in ({"s": "high"}, [], {"s": [1]}, {"s": True}):
+    cases: list[Any] = [{"s": "high"}, [], {"s": [1]}, {"s": True}]
+    for scores in cases:
         put(tmp_path / "scores.jsonl", json.dumps(line | {"scores": scores}))
         with pytest.raises(FlowRLError, match=r"scores\.jsonl, line 1: expected the scores"):
             read_lines(tmp_path)

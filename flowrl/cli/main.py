@@ -30,7 +30,7 @@ from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
 from flowrl.cli.sweep import sweep
 from flowrl.cli.train import train
 from flowrl.cli.tune import tune
-from flowrl.core.errors import ConfigError, FlowRLError
+from flowrl.core.errors import ConfigError, FlowRLError, printable
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -195,5 +195,6 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"\nflowrl: {message}", file=sys.stderr)
+    # files and servers of others have their words in it
+    print(f"\nflowrl: {printable(message)}", file=sys.stderr)
     return code

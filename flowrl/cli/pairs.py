@@ -30,5 +30,6 @@ def pairs(source: Source, *, out: Out, drop: Drop = False, json: options.Json = 
     done = convert_pairs(source, out, drop=drop)
     lines = [f"left out: {reason}" for reason in done.dropped[:5]]
     bad = len(done.dropped)
-    lines.append(f"{done.kept} pairs in {done.file}; left out {done.ties} ties, {bad} bad")
+    more = f", {done.unlabelled} without a vote" if done.unlabelled else ""
+    lines.append(f"{done.kept} pairs in {done.file}; left out {done.ties} ties{more}, {bad} bad")
     show_or_write("\n".join(lines), {**done._asdict(), "file": f"{done.file}"}, json)

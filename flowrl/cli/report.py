@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flowrl.cli import options
 from flowrl.cli.output import refuse_both, show_or_write
+from flowrl.core.errors import RunError
 
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="run folders, shown side by side")
@@ -41,8 +42,14 @@ def report(runs: Runs, *, out: Out = None, json: options.Json = None) -> None:
 
     refuse_both(out, json)
     file = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
-    write_text(file, html_report(*runs))
-    summaries = {f"{run}": read_object(run, SUMMARY) for run in runs}
+    write_text(file, html_report(*runs, show_damaged=True))
+    summaries: dict[str, Any] = {}
+    for run in runs:
+        # one that is damaged is told on the page; here, too
+        try:
+            summaries[f"{run}"] = read_object(run, SUMMARY)
+        except RunError as error:
+            summaries[f"{run}"] = {"damaged": f"{error}"}
     silent = is_stdout(file)
     show_or_write(f"{file}", {"page": f"{file}", "runs": summaries}, json, silent=silent)
 

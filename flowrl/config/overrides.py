@@ -16,12 +16,17 @@ import yaml
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, unknown
 
+LONGEST = 2**20  # characters of a config
+
 
 def parse_yaml(text: str, where: str) -> Any:
     """Parse one YAML document into plain data.
 
-    Raises ConfigError for tags, anchors, duplicate or non-text keys.
+    Raises ConfigError for tags, anchors, duplicate or non-text keys, and for what is longer than
+    any config, which would take minutes.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"{where}: expected at most {LONGEST} characters, got {len(text)}")
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError) as error:

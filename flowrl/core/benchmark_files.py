@@ -7,16 +7,22 @@ A config or `--prompts` names one with its format in front: `dpg:dpg_bench.csv`,
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import DataError
-from flowrl.core.prompt_files import hub_rows, read_hub, read_items, text_of
+from flowrl.core.files import parse_json
+from flowrl.core.prompt_files import (
+    csv_rows,
+    first_row,
+    hub_rows,
+    prompt_name,
+    read_hub,
+    read_items,
+    text_of,
+)
 from flowrl.core.shipped_files import resource
 
 Items = Iterator[tuple[str, Any]]
@@ -33,6 +39,9 @@ PARTS = {
 """Category -> how its images are judged; of `complex` where a prompt is in neither list."""
 LISTS = {"spatial": ["attribute", "spatial"], "action": ["attribute", "action"]}
 _NAME = re.compile(rf"({'|'.join(PARTS)})(_.+)?")
+DPG = ("item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language")
+POINTS = (("Testpoints", "Testpoint Description"), ("考点", "考点对应描述"))
+"""Keys of UniGenBench's test points and of what each asks for, in its English and Chinese files."""
 
 
 def read_dpg(path: str) -> Items:
@@ -43,11 +52,10 @@ def read_dpg(path: str) -> Items:
     and "first" for the file's first one, which the published loader leaves out. Raises DataError
     naming the line.
     """
-    needed = ("item_id", "text", "proposition_id", "dependency", "tuple")
-    key = "question_natural_language"
+    key = DPG[-1]
     record: dict[str, Any] = {}
     began = ""
-    for number, (where, row) in enumerate(_rows(path, (*needed, key))):
+    for number, (where, row) in enumerate(_rows(path, DPG)):
         # a new id ends the prompt before it: its record is complete
         if row["item_id"] != record.get("id"):
             if record:
@@ -89,31 +97,44 @@ def read_unigenbench(path: str) -> Items:
     """Read UniGenBench's CSV (2508.20751): a row per prompt, its test points as JSON -> records
     with "testpoints" and "descriptions".
 
-    English and Chinese files have other column names. Raises DataError naming the line; row 509 of
-    the published long English file is invalid JSON, which has to be repaired.
+    English and Chinese files have other names of columns, and of keys in the cells. Raises
+    DataError naming the line; row 509 of the published long English file is invalid JSON, which has
+    to be repaired.
     """
     for where, row in _rows(path, ()):
-        # "prompt" and "sub" -> the file's own column names, whichever language they end in
-        names = {}
-        for name in row:
-            if name.startswith(("prompt_", "sub")):
-                names[name.partition("_")[0]] = name
-        if not {"prompt", "sub"} <= names.keys():
+        # the file's own column names, whichever language they end in
+        prompt, sub = prompt_name(row), _dimensions(row)
+        if prompt is None or sub is None:
             raise DataError(
                 f"{where}: expected columns prompt_en and sub_dims_en (or _zh), got "
                 f"{', '.join(row)}"
             )
+        # the test points are JSON inside one cell
         try:
-            # the test points are JSON inside one cell
-            raw = json.loads(row[names["sub"]])
-            points, asked = raw["Testpoints"], raw["Testpoint Description"]
-        except (ValueError, KeyError, TypeError) as error:
+            raw = parse_json(row[sub], "the cell", error=DataError)
+            keys = next(keys for keys in POINTS if {*keys} <= {*raw})
+        except (DataError, TypeError, StopIteration) as error:
+            names = " or ".join(" and ".join(keys) for keys in POINTS)
             raise DataError(
-                f"{where}: column {names['sub']}: expected JSON with Testpoints and Testpoint "
-                f"Description: {error}"
+                f"{where}: column {sub}: expected JSON with {names}, got {row[sub][:80]!r} "
+                f"{error}".rstrip()
             ) from error
-        record = {"prompt": row[names["prompt"]].strip(), "testpoints": points}
+        points, asked = (raw[key] for key in keys)
+        record = {"prompt": row[prompt].strip(), "testpoints": points}
         yield where, {**record, "descriptions": asked, "index": row.get("index", "")}
+
+
+def _dimensions(names: Iterable[str]) -> str | None:
+    """Return UniGenBench's column of test points."""
+    return next((name for name in names if name.startswith("sub")), None)
+
+
+def format_within(file: Path) -> str:
+    """Say by its columns of which benchmark a file is, whose rows are not a prompt each; "" for any
+    other."""
+    if file.suffix.lower() != ".csv":
+        return ""
+    return "dpg" if {*DPG} <= {*first_row(text_of(file), ",")} else ""
 
 
 def read_geneval2(path: str) -> Items:
@@ -145,22 +166,21 @@ def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, s
                 texts[key] = "" if value is None else str(value)
             yield where, texts
         return
-    # strict: a broken quote is an error, not a cell that swallows what follows
     file = _file(path)
-    reader = csv.DictReader(io.StringIO(text_of(file), newline=""), strict=True)
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
-    if missing:
-        raise DataError(f"{file}: expected columns {', '.join(needed)}; {missing} are not there")
-    start = 2
-    try:
-        # a row may span several lines: it is named by its first one
-        for row in reader:
-            where, start = f"{file}, line {start}", reader.line_num + 1
-            if None in row or None in row.values():
-                raise DataError(f"{where}: expected {len(reader.fieldnames or ())} columns")
-            yield where, row
-    except csv.Error as error:
-        raise DataError(f"{file}, line {start}: a broken row: {error}") from error
+    names: list[str] = []
+    for where, row in csv_rows(text_of(file), str(file), ","):
+        # the first row names the columns
+        if not names:
+            names = row
+            missing = [name for name in needed if name not in names]
+            if missing:
+                raise DataError(
+                    f"{file}: expected columns {', '.join(needed)}; {missing} are not there"
+                )
+            continue
+        if len(row) != len(names):
+            raise DataError(f"{where}: expected {len(names)} columns, got {len(row)}")
+        yield where, dict(zip(names, row, strict=True))
 
 
 def read_compbench(path: str) -> Items:

@@ -8,6 +8,7 @@ are there.
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,18 @@ def describe_error(error: BaseException) -> str:
         if "site-packages" not in frame.filename and not _is_ours(frame.filename):
             place = f" ({Path(frame.filename).name}, line {frame.lineno})"
     return f"{type(error).__name__}: {error}{place}"
+
+
+# what moves a terminal's cursor, changes its colours or title, or turns the direction of writing
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal shows and does not obey, whoever wrote it: control characters
+    become escapes, such as ``\\x1b``; line ends and tabs stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _is_ours(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""Write files and folders whole or not at all."""
+"""Write files and folders whole or not at all, and read JSON that a stranger may have written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,160 @@ def delete_drafts(folder: Path) -> None:
             delete(path)
 
 
+MOST_JSON = 2**28  # bytes of a JSON file
+DEEPEST = 64  # lists and objects in one another
+LARGEST = sys.float_info.max
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def read_text(path: Path) -> str:
     """Read a text. Raises OSError, also for a pipe or a device, which might never end."""
     refuse_pipe(path)
     return path.read_text(encoding="utf-8")
+
+
+def read_json(
+    path: str | os.PathLike[str],
+    shape: Any = None,
+    *,
+    error: type[Exception] = RunError,
+    constants: bool = False,
+) -> Any:
+    """Read a JSON file that anybody may have written, as `parse_json` does -> its value, which has
+    the `shape`: a type as pydantic checks it, such as ``dict[str, float]``.
+
+    Raises FileNotFoundError; `error` with file, reason and mend for anything else.
+    """
+    path = Path(path)
+    try:
+        refuse_pipe(path)
+        if path.stat().st_size > MOST_JSON:
+            raise OSError(f"it has more than {MOST_JSON >> 20} MiB")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as raised:
+        raise error(f"cannot read {path}: {raised.strerror or raised}") from raised
+    found = parse_json(data, str(path), error=error, constants=constants)
+    return found if shape is None else shaped(found, shape, str(path), error=error)
+
+
+def parse_json(
+    data: str | bytes | bytearray,
+    where: str,
+    *,
+    error: type[Exception] = RunError,
+    constants: bool = False,
+    values: bool = True,
+) -> Any:
+    """Parse JSON so that no later step can fall over it: UTF-8, no key twice in an object, no
+    number beyond float64, at most DEEPEST lists and objects in one another, whole characters.
+
+    constants: take NaN and Infinity, which Python writes. values=False: numbers beyond float64 and
+    halves of characters are let through, for a caller that says of which value they are. Raises
+    `error` with place and reason.
+    """
+    try:
+        # json would guess UTF-16 and UTF-32, too
+        text = data if isinstance(data, str) else bytes(data).decode("utf-8-sig")
+        found = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_float=_float if values else None,
+            parse_int=_int if values else None,
+            parse_constant=float if constants else _constant,
+        )
+        # a look inside only where the text can hold what is looked for
+        if text.count("[") + text.count("{") > DEEPEST or "\\u" in text:
+            _check_inside(found, characters=values)
+    except json.JSONDecodeError as raised:
+        place = f"{where}, line {raised.lineno}" if raised.lineno > 1 else where
+        raise error(
+            f"{place}, column {raised.colno}: expected JSON, got a fault in it: {raised.msg}"
+        ) from raised
+    except RecursionError as raised:
+        raise error(f"{where}: expected JSON, got lists or objects nested too deeply") from raised
+    except ValueError as raised:  # not UTF-8, a number of thousands of digits, a key twice
+        raise error(f"{where}: expected JSON, got what cannot be read: {raised}") from raised
+    return found
+
+
+def shaped(value: Any, shape: Any, where: str, *, error: type[Exception] = RunError) -> Any:
+    """Return a value of JSON as it is, if it has the `shape`, a type as pydantic checks it. Raises
+    `error` that names the first place that has not."""
+    # imported where it is needed: most commands start without it
+    from pydantic import ValidationError
+
+    try:
+        _adapter(shape).validate_python(value, strict=True)
+        return value
+    except ValidationError as raised:
+        first = raised.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        got = shortened(repr(first["input"]))
+        raise error(
+            f"{where}{f': {place}' if place else ''}: {first['msg'][:1].lower()}"
+            f"{first['msg'][1:]}, got {got}"
+        ) from raised
+
+
+@cache
+def _adapter(shape: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(shape)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Cut a text for a message."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {shortened(key)!r} stands twice in an object")
+            seen.add(key)
+    return found
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{shortened(text)} is no finite number")
+    return number
+
+
+def _int(text: str) -> int:
+    # beyond 309 digits no float64 holds it, and Python refuses to print it
+    if len(text) > 310 or abs(number := int(text)) > LARGEST:
+        raise ValueError(f"{shortened(text)} is no finite number of 64 bits")
+    return number
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON; write null in its place, or delete the line")
+
+
+def _check_inside(value: Any, *, characters: bool) -> None:
+    """Raise RecursionError for what is nested too deeply, ValueError for half a surrogate pair,
+    which no file can hold as UTF-8."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += [*one.keys(), *one.values()]
+            elif isinstance(one, list):
+                below += one
+            elif characters and isinstance(one, str) and _SURROGATE.search(one):
+                raise ValueError(f"half of a surrogate pair in {shortened(ascii(one))}")
+        if not below:
+            return
+        level = below
+    raise RecursionError
 
 
 def refuse_pipe(path: str | os.PathLike[str]) -> None:

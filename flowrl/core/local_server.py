@@ -1,5 +1,5 @@
-"""What the servers of flowrl share: an address that others can reach needs a token, and a server
-ends by itself."""
+"""What the servers of flowrl share: an address that others can reach needs a token, pages of other
+sites are refused, connections are limited, and a server ends by itself."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 UVICORN: dict[str, Any] = {
+    "http": "flowrl.core.connections:Connection",
     "lifespan": "off",
     "ws": "none",
     "log_config": None,
@@ -84,6 +85,27 @@ def asked_here(request: Request) -> bool:
         return False
 
 
+def from_another_page(request: Request) -> bool:
+    """Say whether a browser asks for a page of another origin, by what browsers alone send: any
+    page can make them ask this machine. A link that is followed, which has no effect, may come
+    from anywhere."""
+    site = request.headers.get("sec-fetch-site", "").lower()
+    if site == "same-origin":  # also where a proxy has changed the host
+        return False
+    kind = [request.headers.get(f"sec-fetch-{name}", "") for name in ("mode", "dest")]
+    if request.method in ("GET", "HEAD") and kind == ["navigate", "document"]:
+        return False
+    if site not in ("", "none"):
+        return True
+    origin = request.headers.get("origin")
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
+    except ValueError:
+        return True
+
+
 def is_json(request: Request) -> bool:
     """Say whether a request says that its body is JSON: a form of another page cannot."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -124,7 +146,11 @@ def listening_address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
-    """Take an address; connections are taken only once the socket listens. Raises RunError."""
+    """Take an address, and as many files as connections need; they are taken only once the socket
+    listens. Raises RunError."""
+    from flowrl.core.connections import raise_file_limit
+
+    raise_file_limit()
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

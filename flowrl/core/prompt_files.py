@@ -1,24 +1,47 @@
 """Prompts from files and from the hub: each item with its place, for messages.
 
-A file is text, JSON, JSONL, CSV or TSV. From the hub come data sets by id, files of one, and
-published lists by a name of their own.
+A file is text, JSON, JSONL, or a table (CSV, TSV), as people have them: `COLUMNS` names the columns
+and keys that hold prompts. From the hub come data sets by id, files of one, and published lists by
+a name of their own.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.files import parse_json
 from flowrl.core.installation import install
 
 Items = Iterator[tuple[str, Any]]
 
-COLUMNS = ("prompt", "caption", "text")
+COLUMNS = (
+    *("prompt", "caption", "text", "prompt_en", "prompt_zh", "prompt_cn", "text_prompt"),
+    *("prompt_text", "user_prompt", "positive_prompt", "image_caption", "instruction"),
+    *("提示词", "tags"),
+)
+"""Names of what holds a prompt, the first that is there wins; in any case, with an s at the end,
+and with spaces or hyphens for the underscores."""
+WRAPPERS: tuple[str, ...] = (
+    "data",
+    "items",
+    "rows",
+    "records",
+    "examples",
+    "entries",
+    "annotations",
+)
+WRAPPERS += ("train", "test", "val", "validation")
+"""Keys of a JSON object below which its records stand."""
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".avif", ".jxl")
+MEND = (
+    "Name the column or key that holds the prompts so, or write them one per line into a .txt file"
+)
 
 PUBLISHED = {
     "drawbench": "hub:sayakpaul/drawbench",
@@ -79,66 +102,264 @@ def text_of(file: Path) -> str:
     return text.lstrip(_BOM)
 
 
+def prompt_name(names: Iterable[Any]) -> str | None:
+    """Return which of the names of columns or keys holds the prompt; None where none does, or where
+    several differ by their spelling alone."""
+    spelt: dict[str, list[str]] = {}
+    for name in names:
+        if isinstance(name, str):
+            plain = re.sub(r"[\s-]+", "_", name.strip().lstrip(_BOM).strip().lower())
+            spelt.setdefault(plain, []).append(name)
+    for known in COLUMNS:
+        found = spelt.get(known, []) + spelt.get(f"{known}s", [])
+        if found:
+            # the name itself before other spellings of it
+            exact = [name for name in found if name == known]
+            return (exact or found)[0] if exact or len(found) == 1 else None
+    return None
+
+
+def with_prompt(item: Any) -> Any:
+    """Return an object with its text under "prompt", whatever it was called; anything else as it
+    is."""
+    if not isinstance(item, dict) or "prompt" in item:
+        return item
+    there = {name: value for name, value in item.items() if value is not None}
+    name = prompt_name(there) or prompt_name(item)
+    return item if name is None else {**item, "prompt": item[name]}
+
+
+def no_prompt(where: str, what: str, got: Iterable[Any]) -> DataError:
+    """Return the error for columns or keys of which none holds a prompt."""
+    names = [repr(name) if len(str(name)) < 60 else f"{str(name)[:57]!r}..." for name in got]
+    return DataError(
+        f"{where}: expected {what} (known names: {', '.join(COLUMNS)}), got "
+        f"{', '.join(names[:20]) or 'an empty object'}. {MEND}"
+    )
+
+
+def _cut(text: str) -> list[str]:
+    """Cut a text into lines. Only "\\n" ends one, or "\\r" in an old file that has no other:
+    str.splitlines would also cut at U+2028, which JSON allows inside a text."""
+    return text.split("\n" if "\n" in text else "\r")
+
+
 def _lines(text: str, file: str) -> Iterator[tuple[str, str]]:
-    # Only "\n" ends a line: str.splitlines would also cut at U+2028, which JSON allows inside a
-    # text.
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(_cut(text), 1):
         # files joined with `cat` carry a mark at every seam
         line = line.strip().lstrip(_BOM).strip()
         if line:
             yield f"{file}, line {number}", line
 
 
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+
+
 def _read_txt(text: str, file: str) -> Items:
-    yield from _lines(text, file)
+    lines = list(_lines(text, file))
+    # a list whose every line stands in quotes was quoted by a program
+    quoted = len(lines) > 1 and all(_QUOTED.fullmatch(line) for _, line in lines)
+    for where, line in lines:
+        yield where, _unquoted(line) if quoted else line
+
+
+def _unquoted(cell: str) -> str:
+    """Take the quotes of a whole cell away."""
+    found = _QUOTED.fullmatch(cell.strip())
+    return found[1].replace('""', '"') if found else cell
+
+
+# --------------------------------------------------------------------------------------------- JSON
 
 
 def _read_jsonl(text: str, file: str) -> Items:
-    for where, line in _lines(text, file):
+    lines = list(_lines(text, file))
+    # one value over several lines, or a list in one, is JSON under another name
+    first = lines[0][1] if lines else ""
+    if first in ("[", "{", "[{") or (len(lines) == 1 and first.startswith("[")):
+        yield from _entries(_json(text, file), file)
+        return
+    # objects, or texts alone
+    kind = str if first.startswith('"') else dict
+    for where, line in lines:
         item = _json(line, where)
-        if not isinstance(item, dict):
+        if not isinstance(item, kind):
             raise DataError(
                 f'{where}: expected an object like {{"prompt": "a red circle"}}, got '
                 f"{kind_of(item)}"
             )
-        yield where, item
+        yield where, with_prompt(item)
 
 
 def _read_json(text: str, file: str) -> Items:
     if not text.strip():
         return
-    items = _json(text, file)
+    try:
+        items = _json(text, file)
+    except DataError:
+        # an object a line is JSONL under another name
+        lines = list(_lines(text, file))
+        if len(lines) < 2 or not all(line[0] == "{" and line[-1] == "}" for _, line in lines):
+            raise
+        yield from _read_jsonl(text, file)
+        return
+    yield from _entries(items, file)
+
+
+def _entries(items: Any, file: str) -> Items:
+    """Yield the records of a JSON file, in whichever of the usual shapes they stand."""
+    if isinstance(items, dict):
+        yield from _of_object(items, file)
+        return
     if not isinstance(items, list):
-        raise DataError(
-            f"{file}: expected a list of prompts or of objects with a prompt, got {kind_of(items)}"
-        )
+        raise _no_list(file, items)
     for number, item in enumerate(items, 1):
-        yield f"{file}, entry {number}", item
+        yield f"{file}, entry {number}", with_prompt(item)
 
 
-def _read_csv(text: str, file: str, delimiter: str = ",") -> Items:
+def _of_object(items: dict[str, Any], file: str) -> Items:
+    """Yield the records of an object: {prompts: list}, columns, {data: list}, {task: list},
+    {id: text} or {id: record}."""
+    name, values = prompt_name(items), list(items.values())
+    if name is not None:
+        column = items[name]
+        if isinstance(column, list) and not all(isinstance(one, str) for one in column):
+            yield from _entries(column, file)
+        elif isinstance(column, list | dict):
+            yield from _columns(items, column, file)
+        else:  # a record by itself
+            raise _no_list(file, items)
+        return
+    # the records below one key, beside facts about the file
+    below = [key for key in items if key in WRAPPERS and isinstance(items[key], list)]
+    if len(below) == 1:
+        yield from _entries(items[below[0]], f"{file}, {below[0]}")
+        return
+    if values and all(isinstance(value, list) for value in values):
+        # a list for each task
+        for task, rows in items.items():
+            for where, item in _entries(rows, f"{file}, {task[:40]!r}"):
+                record = {"prompt": item} if isinstance(item, str) else item
+                yield where, {"tag": task, **record} if isinstance(record, dict) else record
+        return
+    kinds = {type(value) for value in values}
+    if kinds not in ({str}, {dict}):
+        raise _no_list(file, items)
+    for key, value in items.items():
+        record = {"prompt": value} if isinstance(value, str) else with_prompt(value)
+        # what the records are filed under: a number, or as in kohya's metadata an image
+        own = "file" if key.lower().endswith(IMAGE_ENDINGS) else "id"
+        yield f"{file}, {key[:40]!r}", {own: key, **record}
+
+
+def _columns(items: dict[str, Any], column: Any, file: str) -> Items:
+    """Yield the rows of {column: list} or {column: {row: value}}, as pandas writes tables."""
+    keys = list(column) if isinstance(column, dict) else range(len(column))
+    fitting = {}
+    for name, values in items.items():
+        same = type(values) is type(column) and len(values) == len(column)
+        if same and (isinstance(values, list) or values.keys() == column.keys()):
+            fitting[name] = values
+    for number, key in enumerate(keys, 1):
+        record = {name: values[key] for name, values in fitting.items()}
+        yield f"{file}, entry {number}", with_prompt(record)
+
+
+def _no_list(file: str, got: Any) -> DataError:
+    return DataError(
+        f"{file}: expected a list of prompts or of objects with a prompt, or an object that holds "
+        f"one, got {kind_of(got)}. {MEND}"
+    )
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+DELIMITERS = ",;|\t"
+_PROSE = re.compile(r",(?=\s|$)|(?<=\d),(?=\d{3})")  # commas as a sentence has them
+_WORD = re.compile(r"[A-Za-z_]\w*")
+Row = tuple[str, list[str]]  # "file, line 3", and the cells
+
+
+def _read_csv(text: str, file: str, delimiters: str = DELIMITERS) -> Items:
+    # Excel may say first what separates the cells; a blank line keeps the numbers of the others
+    told = re.match(r"sep=(.)(?=\r?\n)", text)
+    if told:
+        text, delimiters = text[told.end() :], told[1]
+    # the header says it, too: the first row, split so that it names a column of prompts
+    header, delimiter = list[str](), delimiters[0]
+    for one in delimiters:
+        cells = first_row(text, one)
+        if prompt_name(cells) is not None and len(cells) > len(header):
+            header, delimiter = cells, one
+    # a table, one column of prompts below its name, or prompts alone
+    if len(header) > 1:
+        yield from _table(text, file, delimiter)
+        return
+    if header:
+        alone = _prompts_alone(text, file, delimiters)
+        yield from _table(text, file, delimiter) if alone is None else alone[1:]
+        return
+    yield from _without_header(text, file, delimiters)
+
+
+def _read_tsv(text: str, file: str) -> Items:
+    return _read_csv(text, file, "\t,;|")
+
+
+def first_row(text: str, delimiter: str) -> list[str]:
+    """Return the cells of the first row that is not blank, as far as it can be read."""
+    try:
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
+            if any(cell.strip() for cell in row):
+                return [cell.strip() for cell in row]
+    except csv.Error:
+        pass
+    return []
+
+
+def _table(text: str, file: str, delimiter: str) -> Items:
+    """Yield the rows below a header, with the text under "prompt", whatever its column was
+    called."""
+    rows = _tab_rows(text, file) if delimiter == "\t" else None
+    header, column = list[str](), ""
+    for where, row in rows or csv_rows(text, file, delimiter):
+        if not header:
+            header = _header(row, where)
+            column = prompt_name(header) or ""
+            continue
+        # empty cells behind the last column are no more than a habit of spreadsheets
+        while len(row) > len(header) and not row[-1].strip():
+            row = row[:-1]
+        if len(row) != len(header):
+            raise DataError(
+                f"{where}: expected {len(header)} columns as in the header, got {len(row)}"
+            )
+        record = dict(zip(header, row, strict=True))
+        yield where, {**record, "prompt": record[column].strip()}
+
+
+def _header(row: list[str], where: str) -> list[str]:
+    """Return the names of a header's columns; several without a name are numbered."""
+    header = [cell.strip() for cell in row]
+    if header.count("") > 1:
+        header = [name or f"column {number}" for number, name in enumerate(header, 1)]
+    if len(set(header)) != len(header):
+        raise DataError(
+            f"{where}: expected column names that differ, got {', '.join(map(repr, header))}"
+        )
+    return header
+
+
+def csv_rows(text: str, file: str, delimiter: str) -> Iterator[Row]:
+    """Yield the rows of a table that are not blank. Raises DataError for a broken one."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    column = ""
     start = 1
     try:
         # a cell may hold line breaks: a row is named by its first line
         for row in reader:
             where, start = f"{file}, line {start}", reader.line_num + 1
-            if not any(cell.strip() for cell in row):
-                continue
-            # the first row that is not blank names the columns
-            if header is None:
-                header = [cell.strip() for cell in row]
-                column = _column(header, where)
-            elif len(row) != len(header):
-                raise DataError(
-                    f"{where}: expected {len(header)} columns as in the header, got {len(row)}"
-                )
-            else:
-                # the text under "prompt", whatever its column was called
-                record = dict(zip(header, row, strict=True))
-                yield where, {**record, "prompt": record[column].strip()}
+            if any(cell.strip() for cell in row):
+                yield where, row
     except csv.Error as error:
         raise DataError(
             f"{file}, line {start}: expected comma or tab separated values, got a broken row: "
@@ -146,8 +367,78 @@ def _read_csv(text: str, file: str, delimiter: str = ",") -> Items:
         ) from error
 
 
-def _read_tsv(text: str, file: str) -> Items:
-    return _read_csv(text, file, "\t")
+def _tab_rows(text: str, file: str) -> list[Row] | None:
+    """Read lines with a tab between two cells; None where they are no such lines, but CSV with
+    tabs. A quote is a letter like any other, unless all cells that begin with one are quoted as
+    CSV has it."""
+    rows: list[Row] = []
+    for number, line in enumerate(_cut(text), 1):
+        if line.strip():
+            rows.append((f"{file}, line {number}", line.split("\t")))
+    if not rows:
+        return None
+    header = [cell.strip() for cell in rows[0][1]]
+    name = prompt_name(map(_unquoted, header))
+    least = [*map(_unquoted, header)].index(name) + 1 if name is not None else len(header)
+    for _, row in rows:
+        # editors cut tabs off the ends of lines
+        cut = least <= len(row) < len(header) and '"' not in "".join(row)
+        if cut:
+            row += [""] * (len(header) - len(row))
+        if len(row) != len(header):
+            return None
+    cells = [cell.strip() for _, row in rows for cell in row]
+    if all(_QUOTED.fullmatch(cell) for cell in cells if cell.startswith('"')):
+        return [(where, [*map(_unquoted, row)]) for where, row in rows]
+    return rows
+
+
+def _without_header(text: str, file: str, delimiters: str) -> Items:
+    """Yield prompts of a table without a header, where nothing else can be in it. Raises
+    DataError."""
+    lines = [line for _, line in _lines(text, file)]
+    if not lines:
+        return
+    first = max((first_row(text, one) for one in delimiters), key=len)
+    cells = [cell for cell in first if cell]
+    # words alone, and longer lines below them, are names of columns
+    named = all(_WORD.fullmatch(cell) for cell in cells)
+    named = named and (len(cells) > 1 or any(" " in line for line in lines[1:]))
+    alone = None if named else _prompts_alone(text, file, delimiters)
+    if alone is None:
+        place = next(where for where, _ in _lines(text, file))
+        raise no_prompt(place, "a column named prompt or caption or text", first)
+    yield from alone
+
+
+def _prompts_alone(text: str, file: str, delimiters: str) -> list[tuple[str, Any]] | None:
+    """Return the cells of a table's only column, or lines whose commas are those of a sentence;
+    None where there may be other columns."""
+    lines = list(_lines(text, file))
+    for one in delimiters.replace(",", ""):
+        counts = {line.count(one) for _, line in lines}
+        if counts != {0} and (one == "\t" or (len(counts) == 1 and f"{one} " not in text)):
+            return None
+    # one cell in each row, maybe quoted
+    try:
+        rows = list(csv_rows(text, file, delimiters[0]))
+    except DataError:
+        rows = []
+    found = []
+    for where, row in rows:
+        found.append((where, "".join(row).strip()))
+        if sum(bool(cell.strip()) for cell in row) != 1:
+            found = []
+            break
+    if found:
+        return found
+    # or a sentence in each line
+    for where, line in lines:
+        whole = bool(_QUOTED.fullmatch(line))
+        if not whole and ("," in _PROSE.sub("", line) or '",' in line):
+            return None
+        found.append((where, _unquoted(line)))
+    return found
 
 
 _READERS: dict[str, Callable[[str, str], Items]] = {
@@ -161,35 +452,9 @@ _READERS: dict[str, Callable[[str, str], Items]] = {
 ENDINGS = tuple(_READERS)
 
 
-def _column(header: list[str], where: str) -> str:
-    if len(set(header)) != len(header):
-        raise DataError(
-            f"{where}: expected column names that differ, got {', '.join(map(repr, header))}"
-        )
-    by_name = {name.lower(): name for name in header}
-    for name in COLUMNS:
-        if name in by_name:
-            return by_name[name]
-    raise DataError(
-        f"{where}: expected a column named {' or '.join(COLUMNS)}, got "
-        f"{', '.join(map(repr, header))}"
-    )
-
-
 def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"{where}, line {error.lineno}" if error.lineno > 1 else where
-        raise DataError(
-            f"{place}, column {error.colno}: expected JSON, got a fault in it: {error.msg}"
-        ) from error
-    except RecursionError as error:
-        raise DataError(
-            f"{where}: expected a flat record, got JSON that is nested too deeply"
-        ) from error
-    except ValueError as error:  # a number of thousands of digits
-        raise DataError(f"{where}: expected JSON, got what cannot be read: {error}") from error
+    # NaN is what pandas writes where a cell is empty
+    return parse_json(text, where, error=DataError, constants=True)
 
 
 def kind_of(value: Any) -> str:
@@ -248,10 +513,9 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _hub_column(name: str, row: dict[str, Any]) -> str:
-    named = {column.lower().removesuffix("s"): column for column in row}
-    column = next((named[known] for known in COLUMNS if known in named), None)
+    column = prompt_name(row)
     if column is None:
-        raise DataError(f"hub:{name}: expected a column {', '.join(COLUMNS)}, got {', '.join(row)}")
+        raise no_prompt(f"hub:{name}", "a column named prompt or caption or text", row)
     return column
 
 

@@ -16,9 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowrl.core.benchmark_files import READERS, format_of
+from flowrl.core.benchmark_files import READERS, format_of, format_within
 from flowrl.core.errors import ConfigError, DataError, as_one_message, near
-from flowrl.core.prompt_files import ENDINGS, PUBLISHED, kind_of, on_hub, read_items
+from flowrl.core.prompt_files import ENDINGS, PUBLISHED, kind_of, no_prompt, on_hub, read_items
 from flowrl.core.prompt_lists import MADE, made_records
 from flowrl.core.shipped_files import resource
 
@@ -62,11 +62,12 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     "geneval/test"; blank lines are skipped, a byte order mark is no part of the text.
 
     ``.jsonl``: one object per line with "prompt", optionally GenEval's "tag", "include", "exclude".
-    ``.json``: a list of such objects, or of texts. ``.txt``: one prompt per line. ``.csv``,
-    ``.tsv``: a header with a column "prompt" (or "caption", or "text"); other columns go into the
-    record. A folder of such files: each is a task that is named like its file. A benchmark's own
-    format, or a data set of the hub: named in front, as in "dpg:file.csv" (`benchmark_files`), or
-    a list of `prompt_files.PUBLISHED`, such as "drawbench".
+    ``.json``: a list of such objects, or of texts, or an object that holds one or files them under
+    ids. ``.txt``: one prompt per line. ``.csv``, ``.tsv``: a header with a column "prompt"; other
+    columns go into the record. Other names of keys and columns: `prompt_files.COLUMNS`. A folder
+    of such files: each is a task that is named like its file, unless all hold one prompt. A
+    benchmark's own format, or a data set of the hub: named in front, as in "dpg:file.csv"
+    (`benchmark_files`), or a list of `prompt_files.PUBLISHED`, such as "drawbench".
     Raises DataError with file and line where a prompt is missing, empty or of the wrong type;
     ConfigError if no file.
     """
@@ -115,14 +116,20 @@ def prompts_if_there(path: str) -> PromptSet | None:
 
 
 def _items(file: Path) -> Iterator[tuple[str, Any]]:
-    """Read a file, or all files of a folder: each is a task of its own, named like the file."""
+    """Read a file, or all files of a folder: each is a task of its own, named like the file, unless
+    all hold one prompt; then their names are the prompts' ids."""
     if not file.is_dir():
-        yield from read_items(file)
+        # a table in a benchmark's own columns has more than a prompt in each row
+        kind = format_within(file)
+        yield from READERS[kind](str(file)) if kind else read_items(file)
         return
-    for one in sorted(path for path in file.iterdir() if path.suffix.lower() in ENDINGS):
-        for where, item in read_items(one):
+    files = sorted(path for path in file.iterdir() if path.suffix.lower() in ENDINGS)
+    found = [(one.stem, list(read_items(one))) for one in files]
+    name = "tag" if any(len(items) > 1 for _, items in found) else "id"
+    for stem, items in found:
+        for where, item in items:
             plain = {"prompt": item} if isinstance(item, str) else item
-            yield where, {"tag": one.stem, **plain} if isinstance(plain, dict) else plain
+            yield where, {name: stem, **plain} if isinstance(plain, dict) else plain
 
 
 def _found(path: str) -> Path:
@@ -238,10 +245,7 @@ def _check(item: Any, where: str) -> Record:
     if not isinstance(item, dict):
         raise DataError(f"{where}: expected a text or an object with a prompt, got {kind_of(item)}")
     if "prompt" not in item:
-        raise DataError(
-            f'{where}: expected the key "prompt", got '
-            f"{', '.join(map(repr, item)) or 'an empty object'}"
-        )
+        raise no_prompt(where, 'the key "prompt"', item)
     prompt = item["prompt"]
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f'{where}: expected a text that is not empty as "prompt", got {prompt!r}')

@@ -13,15 +13,17 @@ import hashlib
 import itertools
 import json
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import RunError
-from flowrl.core.files import delete, replacing, write_json
+from flowrl.core.files import delete, parse_json, read_json, replacing, write_json
 
 VOTES, QUESTIONS, IMAGES = "votes.jsonl", "questions", "images"
 Record = dict[str, Any]
+_Question = dict[str, list[list[str | list[str]]]]  # {"pairs": [[prompt, one, two, sources]]}
 
 
 class VotePair(NamedTuple):
@@ -121,7 +123,7 @@ def read_votes(folder: Path) -> list[Record]:
         if not line.endswith(b"\n"):
             break
         try:
-            found.append(_checked(json.loads(line)))
+            found.append(_checked(parse_json(line, "the line", error=ValueError)))
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
                 f"{file}, line {number}: expected a vote, got {line[:60]!r}: {error}"
@@ -133,6 +135,9 @@ def _checked(record: Any) -> Record:
     texts = [record[key] for key in ("prompt", "image_0", "image_1", "voter")]
     if not all(isinstance(text, str) for text in texts) or record["label_0"] not in (0, 0.5, 1):
         raise ValueError("prompt, image_0, image_1 and voter are texts, label_0 is 0, 0.5 or 1")
+    names = [record.get(key, "") for key in ("name_0", "name_1")]
+    if type(record["label_0"]) is bool or not all(isinstance(name, str) for name in names):
+        raise ValueError("label_0 is a number, name_0 and name_1 are texts")
     sources = record.get("source", [])
     if not isinstance(sources, list) or not all(isinstance(name, str) for name in sources):
         raise ValueError("source is a list of texts")
@@ -176,14 +181,15 @@ def withdraw(folder: Path, question: VoteQuestion) -> None:
 
 
 def questions(folder: Path) -> list[VoteQuestion]:
-    """Return what waits for people. A file that is no question is left out: its writer may be half
-    done."""
+    """Return what waits for people. A file that is no question is left out with a warning: whoever
+    wrote it gets no votes."""
     found = []
     for file in sorted((folder / QUESTIONS).glob("*.json")):
         try:
-            raw = json.loads(file.read_text(encoding="utf-8"))["pairs"]
+            raw = read_json(file, _Question)["pairs"]
             pairs = [_asked(*row) for row in raw]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, RunError, KeyError, TypeError) as error:
+            warnings.warn(f"a question is left out: {error}", stacklevel=2)
             continue
         names = [pair[1:3] + pair.sources for pair in pairs]
         if all(map(_inside, itertools.chain.from_iterable(names))):
@@ -193,7 +199,9 @@ def questions(folder: Path) -> list[VoteQuestion]:
 
 def _asked(prompt: str, one: str, two: str, sources: Sequence[str] = ()) -> VotePair:
     """Read a pair of a question, whose last part only edits have."""
-    return pair_of(str(prompt), str(one), str(two), map(str, sources))
+    if not all(isinstance(text, str) for text in (prompt, one, two)) or isinstance(sources, str):
+        raise TypeError(f"expected texts and a list of sources, got {prompt!r:.40}")
+    return pair_of(prompt, one, two, sources)
 
 
 def _inside(name: str) -> bool:

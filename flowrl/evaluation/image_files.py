@@ -25,7 +25,8 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 # 67 million: a file of a few kilobytes can claim any size, and would fill the memory
 MAX_PIXELS = 2**26
-KEYS = ("file", "image")  # of a prompt record that may name its image; the first one wins
+# keys of a prompt record that may name its image; the first one wins
+KEYS = ("file", "image", "file_name")
 _ORIENTATION = 0x0112  # EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -195,14 +196,21 @@ class ImagePrompts(NamedTuple):
 def match_prompts(images: Sequence[ImageFile], text: str | None, file: str | None) -> ImagePrompts:
     """Give each image its prompt record.
 
-    `text` goes to all. The records of `file` are matched by their key "file" or "image" where they
-    have one: a path as seen from the prompt file, as given, or inside the folder, or a file name
-    that occurs once; else by order. Raises DataError if an image or, by order, a record is left
-    over; ConfigError for both `text` and `file`.
+    `text` goes to all. The records of `file` are matched by their key "file", "image" or
+    "file_name" where they have one: a path as seen from the prompt file, as given, or inside the
+    folder, or a file name that occurs once; by the number of the folder for images that lie as
+    GenEval and `flowrl eval --suite` put them (00003/samples/0000.png is of the fourth record);
+    else by order. Images in such folders bring their records along. Raises DataError if an image
+    or, by order, a record is left over; ConfigError for both `text` and `file`.
     """
     if text is not None and file is not None:
         raise ConfigError("expected --prompt TEXT or --prompts FILE, not both")
     # one text, or none
+    beside = _records_beside(images)
+    if file is None and text is None and beside:
+        places = [str(metadata_of(image)) for image in images]
+        texts = [record["prompt"] for record in beside]
+        return ImagePrompts(PromptSet(texts, beside, "", "", places), True, 0)
     if file is None:
         given_as = "without --prompts" if text is None else "with --prompt"
         places = [f"{image.name}, {given_as}" for image in images]
@@ -213,13 +221,63 @@ def match_prompts(images: Sequence[ImageFile], text: str | None, file: str | Non
     given = load_prompts(file)
     named = {key for record in given.records for key in KEYS if key in record}
     key = next((key for key in KEYS if key in named), None)
-    rows = _by_order(given, images) if key is None else _by_name(given, images, key)
+    rows: Sequence[int]
+    if key is not None:
+        rows = _by_name(given, images, key)
+    elif beside:
+        rows = _by_folder(given, images, beside)
+    else:
+        rows = _by_order(given, images)
     # in the order of the images
     records = [given.records[row] for row in rows]
     places = [given.places[row] for row in rows]
     texts = [record["prompt"] for record in records]
     prompts = PromptSet(texts, records, given.name, given.path, places)
-    return ImagePrompts(prompts, True, len(given) - len(rows))
+    return ImagePrompts(prompts, True, len(given) - len({*rows}))
+
+
+def metadata_of(image: ImageFile) -> Path:
+    """Return where the record of an image lies that was put as GenEval puts them."""
+    return image.path.parent.parent / "metadata.jsonl"
+
+
+def _records_beside(images: Sequence[ImageFile]) -> list[Record]:
+    """Return the record of each image in GenEval's folders, 00000/metadata.jsonl beside
+    00000/samples/0000.png; [] where one lies elsewhere."""
+    known: dict[Path, Record] = {}
+    found: list[Record] = []
+    for image in images:
+        file = metadata_of(image)
+        if image.path.parent.name != "samples" or not file.parent.name.isdecimal():
+            return []
+        if file not in known:
+            if not file.is_file():
+                return []
+            # exactly one: it is the record of all images of the folder
+            records = load_prompts(file).records
+            if len(records) != 1:
+                raise DataError(f"{file}: expected one record, got {len(records)}")
+            known[file] = records[0]
+        found.append(known[file])
+    return found
+
+
+def _by_folder(
+    given: PromptSet, images: Sequence[ImageFile], beside: Sequence[Record]
+) -> list[int]:
+    """Return the row of each image's record, which is the number of its folder. Raises DataError
+    where there is no such record, or the folder holds images of another prompt."""
+    rows = []
+    for image, record in zip(images, beside, strict=True):
+        row = int(metadata_of(image).parent.name)
+        if row >= len(given) or given.texts[row] != record["prompt"]:
+            got = f"{given.texts[row]!r}" if row < len(given) else f"{len(given)} records"
+            raise DataError(
+                f"{given.path}: expected the prompt of {metadata_of(image)} as record {row + 1}, "
+                f"{record['prompt']!r}, got {got}; leave --prompts out to take the folder's own"
+            )
+        rows.append(row)
+    return rows
 
 
 def _by_order(given: PromptSet, images: Sequence[ImageFile]) -> Sequence[int]:

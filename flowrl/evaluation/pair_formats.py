@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.files import replacing, write_text
+from flowrl.core.files import parse_json, replacing, write_text
 from flowrl.core.installation import install
 from flowrl.core.prompt_files import text_of
 from flowrl.core.prompts import Record, load_prompts
@@ -25,6 +25,7 @@ from flowrl.evaluation.preference_pairs import (
 from flowrl.evaluation.sources import SOURCE, named_images
 
 PICK_A_PIC = ("caption", "jpg_0", "jpg_1", "label_0")
+HAS_LABEL = "has_label"  # of Pick-a-Pic: false where nobody voted, whatever label_0 says
 LIST = "pairs.jsonl"
 _MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
 
@@ -34,7 +35,7 @@ class SourcePair(NamedTuple):
 
     prompt: str
     images: tuple[Path | bytes, Path | bytes]
-    label: float
+    label: float | None  # None where nobody voted
     where: str
     starts: tuple[Path, ...] = ()  # what both images start from
 
@@ -46,6 +47,7 @@ class Converted(NamedTuple):
     kept: int
     ties: int
     dropped: list[str]  # why each bad pair was left out
+    unlabelled: int  # pairs that nobody voted on
 
 
 def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
@@ -54,7 +56,8 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
     Sources: a parquet file or a folder of them in Pick-a-Pic's columns; a JSON or JSONL file in
     HPD's keys (``image_path`` and ``human_preference``, or ``path1`` preferred to ``path2``) or in
     flowrl's, also the votes of `flowrl view`, of which the majority counts; a folder with
-    ``better/``, ``worse/`` and a text file of each name. Ties are left out.
+    ``better/``, ``worse/`` and a text file of each name. Ties are left out, and so is what nobody
+    voted on (``has_label`` false).
     A pair that cannot be learnt from (see `check_pairs`) is an error, or left out with `drop`.
 
     Raises: DataError naming the pair; ConfigError for a format that is not known, or parquet
@@ -62,12 +65,13 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
     """
     (out / "images").mkdir(parents=True, exist_ok=True)
     records: list[Record] = []
-    bad, ties = [], 0
+    bad, ties, unlabelled = [], 0, 0
     better: dict[Hashable, str] = {}
     # pairs come one by one: a data set does not have to fit into memory
     for pair in _pairs_of(source):
-        if pair.label == 0.5:
-            ties += 1
+        if pair.label is None or pair.label == 0.5:
+            ties += pair.label is not None
+            unlabelled += pair.label is None
             continue
         try:
             records.append(_kept(pair, out, better))
@@ -76,14 +80,17 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
                 raise DataError(f"{error}. Or leave such pairs out with --drop") from error
             bad.append(str(error))
     if not records:
-        raise DataError(f"{source}: no pair is left ({ties} ties, {len(bad)} that cannot be used)")
+        raise DataError(
+            f"{source}: no pair is left ({ties} ties, {unlabelled} without a vote, {len(bad)} that "
+            "cannot be used)"
+        )
     # the list is written last, when all of its images are there
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     write_text(out / LIST, "".join(lines))
     # read back as training reads it
     if not bad:
         check_pairs(load_prompts(out / LIST))
-    return Converted(out / LIST, len(records), ties, bad)
+    return Converted(out / LIST, len(records), ties, bad, unlabelled)
 
 
 def _kept(pair: SourcePair, out: Path, better: dict[Hashable, str]) -> Record:
@@ -91,6 +98,7 @@ def _kept(pair: SourcePair, out: Path, better: dict[Hashable, str]) -> Record:
     for what cannot be learnt."""
     if not pair.prompt.strip():
         raise DataError(f"{pair.where}: the prompt is empty")
+    assert pair.label is not None  # those without a vote were left out
     names = [_stored(image, out, pair.where) for image in pair.images]
     check_pair_images(PreferencePair((out / names[0], out / names[1]), pair.label), pair.where)
     starts = [_stored(image, out, pair.where) for image in pair.starts]
@@ -145,13 +153,14 @@ def _items(source: Path) -> list[Any]:
             f"{source.suffix or 'no ending'!r}"
         )
     text = text_of(source)
-    try:
-        if source.suffix == ".jsonl":
-            # only "\n" ends a line: JSON allows U+2028 inside a text
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        items = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{source}: expected JSON, got a fault in it: {error}") from error
+    if source.suffix == ".jsonl":
+        # only "\n" ends a line: JSON allows U+2028 inside a text
+        items = []
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                items.append(parse_json(line, f"{source}, line {number}", error=DataError))
+        return items
+    items = parse_json(text, str(source), error=DataError)
     if not isinstance(items, list):
         raise DataError(f"{source}: expected a list of pairs, got {type(items).__name__}")
     return items
@@ -177,8 +186,9 @@ def by_majority(votes: list[Any]) -> list[Record]:
 def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
     """Read an entry with HPD's keys, or with flowrl's."""
     try:
+        label: float | None
         # label 1: the first is better, 0: the second, 0.5: a tie
-        prompt = str(item["prompt"])
+        prompt = _text(item["prompt"], where)
         if "human_preference" in item:  # HPDv2: [1, 0] prefers the first
             first, second = item["image_path"]
             liked = [float(value) for value in item["human_preference"]]
@@ -187,12 +197,14 @@ def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
             first, second, label = item["path1"], item["path2"], 1.0
         else:
             first, second, label = item[IMAGES[0]], item[IMAGES[1]], float(item[LABEL])
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{where}: expected prompt, image_path and human_preference of two images (HPDv2), "
             f"prompt, path1 and path2 (HPDv3), or prompt, {', '.join(IMAGES)} and {LABEL}; "
             f"{type(error).__name__}: {error}"
         ) from error
+    if not item.get(HAS_LABEL, True):
+        label = None
     starts = tuple(folder / name for name in named_images(item))
     return SourcePair(prompt, (folder / str(first), folder / str(second)), label, where, starts)
 
@@ -241,16 +253,29 @@ def _parquet(file: Path) -> Iterator[SourcePair]:
             f"{file}: expected Pick-a-Pic's columns {', '.join(PICK_A_PIC)}, it lacks "
             f"{', '.join(lacks)}"
         )
+    known = [*PICK_A_PIC, *({HAS_LABEL} & {*table.schema_arrow.names})]
     # the images are in the file, so a batch may be large
     number = 0
-    for batch in table.iter_batches(batch_size=64, columns=list(PICK_A_PIC)):
+    for batch in table.iter_batches(batch_size=64, columns=known):
         for row in batch.to_pylist():
             number += 1
             where = f"{file}, row {number}"
+            # a row that nobody voted on has a label all the same
+            if not row.get(HAS_LABEL, True):
+                yield SourcePair("", (b"", b""), None, where)
+                continue
             images = tuple(row[name] for name in PICK_A_PIC[1:3])
             if not all(isinstance(image, bytes) for image in images):
                 raise DataError(f"{where}: expected the bytes of two JPEG files in jpg_0 and jpg_1")
-            yield SourcePair(str(row["caption"]), images, _tie_or(row["label_0"], where), where)
+            prompt, label = _text(row["caption"], where), _tie_or(row["label_0"], where)
+            yield SourcePair(prompt, images, label, where)
+
+
+def _text(value: Any, where: str) -> str:
+    """Return the prompt of a pair; a null is an empty one, which nothing is learnt from."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise DataError(f"{where}: expected a text as prompt, got {value!r:.60}")
 
 
 def _tie_or(label: Any, where: str) -> float:

@@ -9,7 +9,6 @@ whole one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +26,8 @@ from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, ModelError
-from flowrl.core.files import read_text
+from flowrl.core.errors import ConfigError, ModelError, RunError
+from flowrl.core.files import read_json
 from flowrl.core.processes import shared_as
 from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
@@ -247,8 +246,8 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
 def _read_json(file: Path) -> Any:
     """Read a file of settings. Raise ModelError that names it."""
     try:
-        return json.loads(read_text(file))
-    except (OSError, ValueError) as error:
+        return read_json(file, constants=True)
+    except (OSError, RunError) as error:
         raise ModelError(f"{file}: not valid JSON: {error}; copy the file again") from error
 
 

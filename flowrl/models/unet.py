@@ -273,7 +273,7 @@ class Schedule:
         bar = scheduler.alphas_cumprod.double()
         sigma = flow_from_vp(bar, bar.sqrt(), (1 - bar).sqrt())[1]
         gap = float(sigma.diff().min())
-        if gap < 4 * TOLERANCE:
+        if not gap >= 4 * TOLERANCE:  # a NaN is no step either
             raise ModelError(
                 "scheduler: noise must rise with every training timestep, but one step adds only "
                 f"{gap:g}"

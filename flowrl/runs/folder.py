@@ -13,10 +13,12 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import read_text, write_text
+from flowrl.core.files import parse_json, read_json, shaped, write_text
 
 RunPath = str | os.PathLike[str]
 Rows = list[dict[str, Any]]
@@ -57,6 +59,70 @@ class Evaluation(NamedTuple):
     tasks: dict[str, Score]
 
 
+MOST_ITERATIONS = 2**53  # what JSON's readers count without a mistake
+Pixels = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class _Written(BaseModel):
+    """Something that a run writes; what is not named here may be there, too."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Finding(_Written):
+    monitor: str
+    what: str
+    advice: str
+    action: str
+
+
+class _Counts(_Written):
+    low: float
+    high: float
+    counts: list[int]
+
+
+class _Histograms(_Written):
+    reward: _Counts | None
+    advantage: _Counts | None
+
+
+class _Best(_Written):
+    iteration: int
+    score: float
+    checkpoint: str
+
+
+class _Stopped(_Written):
+    iteration: int
+    monitor: str
+    why: str
+
+
+class _Summary(_Written):
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    best: _Best | None = None
+    stopped: _Stopped | None = None
+
+
+class _Prompts(_Written):
+    prompts: Annotated[list[str], Field(min_length=1)]
+    height: Pixels
+    width: Pixels
+
+
+SHAPES: dict[str, Any] = {
+    TIMING: dict[str, float | None],
+    FINDINGS: _Finding,
+    HISTOGRAMS: _Histograms,
+    SUMMARY: _Summary,
+    PROMPTS: _Prompts,
+    VERDICTS: dict[str, list[bool | None]],
+}
+"""File -> what it, or each of its lines, has to be; the reader of evaluations is `evaluation`."""
+
+
 def strip_file(run: RunPath, iteration: int) -> Path:
     """Return the file of the samples after `iteration` iterations: ``<run>/samples/000020.png``."""
     return Path(run) / SAMPLES / f"{iteration:06d}.png"
@@ -78,33 +144,33 @@ def read_rows(run: RunPath, name: str) -> Rows:
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
     # each line by itself, so that a mistake is named; scores are read by those who know of NaN
-    rows, constant = [], float if name in (EVALS, EARLIER_EVALS) else _no_constant
+    rows, constants, shape = [], name in (EVALS, EARLIER_EVALS), SHAPES.get(name)
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line, parse_float=_finite, parse_constant=constant)
+            row = parse_json(line, "the line", error=ValueError, constants=constants)
         except ValueError as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
             text = f"{where}: expected a JSON object, got {_short(line)}: {error}"
             raise RunError(text) from error
-        if not isinstance(row, dict) or not _whole(row.get("iteration")):
+        if not isinstance(row, dict) or not _whole(row.get("iteration"), MOST_ITERATIONS):
             text = f"{where}: expected an object with a whole iteration, got {_short(line)}"
             raise RunError(text)
-        rows.append(row)
+        if name == METRICS:
+            _check_metrics(row, where)
+        rows.append(row if shape is None else shaped(row, shape, where))
     return rows
 
 
-def _finite(text: str) -> float:
-    """Read a number of JSON; one beyond float64, as 1e400, is a ValueError."""
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no finite number")
-    return number
-
-
-def _no_constant(text: str) -> float:
-    """Refuse NaN and infinities, which no log but that of evaluations may hold."""
-    raise ValueError(f"{text} is no number of JSON; write null in its place, or delete the line")
+def _check_metrics(row: Mapping[str, Any], where: str) -> None:
+    """Raise RunError for a metric that is no number."""
+    for key, value in row.items():
+        if value is not None and not isinstance(value, int | float):
+            raise RunError(
+                f"{where}: iteration {row['iteration']}, {key}: expected a number or null, got "
+                f"{value!r:.100}"
+            )
 
 
 def all_numbers(row: Mapping[str, Any]) -> bool:
@@ -113,14 +179,19 @@ def all_numbers(row: Mapping[str, Any]) -> bool:
     return all(type(value) in (int, float) and math.isfinite(value) for value in known)
 
 
-def read_metrics(run: RunPath) -> Rows:
-    """Read the metrics of a run, [] before its first iteration. Raises RunError if the folder is no
-    run."""
+def check_run(run: RunPath) -> None:
+    """Raise RunError if a folder is no run."""
     files = (METRICS, EVALS, CONFIG)
     if not any((Path(run) / name).is_file() for name in files):
         raise RunError(
             f"{run} is not a run folder: expected {', '.join(files[:-1])} or {files[-1]} in it"
         )
+
+
+def read_metrics(run: RunPath) -> Rows:
+    """Read the metrics of a run, [] before its first iteration. Raises RunError if the folder is no
+    run."""
+    check_run(run)
     return read_rows(run, METRICS)
 
 
@@ -232,14 +303,12 @@ def read_object(run: RunPath, name: str) -> dict[str, Any]:
     it is damaged."""
     path = Path(run) / name
     try:
-        found = json.loads(read_text(path))
+        found = read_json(path, constants=True)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise RunError(f"{path}: expected a JSON object, got {type(found).__name__}")
-    return found
+    return dict(shaped(found, SHAPES.get(name, dict), str(path)))
 
 
 def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:
@@ -247,17 +316,12 @@ def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:
     RunError."""
     path = Path(run) / SAMPLES / PROMPTS
     try:
-        record: dict[str, Any] = json.loads(read_text(path))
-        prompts, shape = record["prompts"], (int(record["height"]), int(record["width"]))
-        if min(shape) < 1:
-            raise ValueError("height and width must be at least 1")
-        if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-            raise ValueError("prompts must be a list of texts")
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        record = read_json(path, _Prompts)
+    except (FileNotFoundError, RunError) as error:
         expected = '{"prompts": [...], "height": H, "width": W}'
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"{path}: expected {expected}, {reason}") from error
-    return prompts, shape
+    return record["prompts"], (record["height"], record["width"])
 
 
 def read_verdicts(run: RunPath) -> dict[int, list[bool | None]]:
@@ -267,17 +331,10 @@ def read_verdicts(run: RunPath) -> dict[int, list[bool | None]]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(read_text(path))
-        return {int(key): [*map(_verdict, row)] for key, row in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return {int(key): row for key, row in read_json(path, SHAPES[VERDICTS]).items()}
+    except (OSError, ValueError, RunError) as error:
         expected = '{"20": [true, false, null, ...], ...}'
         raise RunError(f"{path}: expected {expected}, {type(error).__name__}: {error}") from error
-
-
-def _verdict(value: Any) -> bool | None:
-    if value not in (True, False, None):
-        raise ValueError(f"got {value!r}")
-    return None if value is None else bool(value)
 
 
 def evaluation(row: Mapping[str, Any]) -> Evaluation:
@@ -329,8 +386,8 @@ def _images(scores: Sequence[Score]) -> int | None:
     return sum(counts) if counts and len(counts) == len(scores) else None
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(value: Any, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= most
 
 
 def _short(line: bytes) -> str:

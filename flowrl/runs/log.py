@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, RunError, unknown
-from flowrl.core.files import replacing, sync
+from flowrl.core.files import parse_json, replacing, sync
 from flowrl.core.installation import install
 from flowrl.core.pixels import to_bytes
 from flowrl.runs.folder import (
@@ -558,7 +558,7 @@ def _prepare(file: Path, resume: int | None) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line, "the line", error=ValueError)
             iteration = row["iteration"]
             if type(iteration) is not int or (file.name == TIMING and not all_numbers(row)):
                 raise TypeError(line)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
-from flowrl.core.files import is_finite_number, write_json, write_text
+from flowrl.core.files import is_finite_number, read_json, write_json, write_text
 from flowrl.core.identity import short_digest
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits, interval_text, text_table
@@ -29,7 +29,6 @@ from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
 from flowrl.evaluation.statistics import paired_difference
 from flowrl.evaluation.suites.catalogue import prompts_of, suite_of
-from flowrl.evaluation.suites.image_folder import read_json
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.open_run import Target
 from flowrl.runs.report.style import grid_along, styled
@@ -319,11 +318,11 @@ def _read_bounds(file: Path) -> Bounds:
     """Read the bounds of an earlier sweep. Raises ConfigError."""
     expected = f"--bounds {file}: expected the sweep.json of a sweep"
     try:
-        raw = read_json(file)["bounds"]
+        raw = read_json(file, dict[str, Any], constants=True)["bounds"]
         if not all(is_finite_number(end) for ends in raw.values() for end in ends):
             raise ValueError(f"its bounds are no finite numbers: {raw!r:.100}")
         return {name: (float(low), float(high)) for name, (low, high) in raw.items()}
-    except (RunError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{expected}: {error}") from error
 
 

@@ -199,8 +199,12 @@ class Weights:
 @torch.no_grad()
 def put_weights(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], where: Path) -> None:
     """Copy tensors into the parameters of the same names. Raises CheckpointError if names or shapes
-    differ."""
+    differ, or a value is not finite."""
     _check_fit(params, {name: tuple(rows.shape) for name, rows in tensors.items()}, where)
+    for name, rows in tensors.items():
+        # a NaN would end the first iteration, long after the file was named
+        if not bool(rows.isfinite().all()):
+            raise CheckpointError(f"{where}: {name} holds a value that is not finite")
     for name, p in params.items():
         p.copy_(shared_as(tensors[name], p))
 

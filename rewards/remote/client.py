@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
+from flowrl.core.version import __version__
 
 from .._common.http_client import (
     HttpClient,
@@ -28,14 +29,17 @@ from .._common.http_client import (
 from .endpoints import LONGEST, Endpoint, Endpoints, NoAnswer
 from .messages import (
     Hosted,
+    Told,
     check_kind,
     chunks_of,
     longest_answer,
+    other_settings,
     pack,
     pack_records,
     read_fault,
     read_health,
     read_scores,
+    read_told,
     refusal,
 )
 
@@ -70,6 +74,9 @@ class remote:
         on_failure: of a request, after its last try: "stop" raises, "drop_group" scores no image
             of the prompts that it held (NaN), "wait" tries on for up to `wait_s` seconds and then
             raises.
+        settings: what the hosted reward has to be, such as ``{fn: shapes, mode: strict}``; keys
+            that are not named may be anything. Servers that are asked in turn have to agree in all
+            of them, whether this is given or not.
 
     Raises ConfigError for an argument, RewardError with address and reason, DataError for what
     cannot be judged.
@@ -89,6 +96,7 @@ class remote:
         token_env: str = "",
         on_failure: Literal["wait", "drop_group", "stop"] = "stop",
         wait_s: float = 600.0,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         check("workers", workers >= 1, "at least 1", workers)
         check("chunk", chunk >= 1, "at least 1", chunk)
@@ -99,6 +107,7 @@ class remote:
         self.reward, self.timeout, self.retries, self.backoff = reward, timeout, retries, backoff
         self.workers, self.chunk, self.on_failure, self.wait_s = workers, chunk, on_failure, wait_s
         self.judges_videos, self._singly = videos, set[str]()  # servers that compare nothing
+        self.settings, self._told = settings, dict[str, Told]()  # what each server said of itself
         # the client; no proxies: a reward server stands in the run's own network
         token = read_secret(token_env, f"{WHO}: token_env") if token_env else ""
         self._http = HttpClient(self.urls, secret=token, connections=workers, connect=CONNECT)
@@ -301,7 +310,35 @@ class remote:
         answer = await self._exchange(client, "GET", f"{url}/health", b"", seconds, 0)
         hosted = read_health(answer, url, self.reward, self.chunk, self.judges_videos)
         (self._singly.add if hosted.singly else self._singly.discard)(url)
+        self._compare(url, read_told(answer, hosted.name))
         return hosted
+
+    def _compare(self, url: str, told: Told) -> None:
+        """Compare what a server says of itself with what is wanted, and with what the others said.
+        Raises ConfigError that says what differs."""
+        # another version may score otherwise: it is said, once
+        known = self._told.get(url)
+        if told.version not in ("", __version__) and (
+            known is None or known.version != told.version
+        ):
+            text = "%s: %s runs flowrl %s, here it is %s; scores may differ"
+            _log.warning(text, WHO, url, told.version, __version__)
+        # other settings are another reward
+        if self.settings is not None:
+            wrong = other_settings(self.settings, told.settings or {}, self.settings)
+            check_same(f"settings: expected here and told by {url}", wrong)
+        for other, said in self._told.items():
+            if other != url and told.settings is not None and said.settings is not None:
+                keys = dict.fromkeys([*said.settings, *told.settings])
+                wrong = other_settings(said.settings, told.settings, keys)
+                check_same(f"urls: {other} and {url} serve different rewards", wrong)
+        self._told[url] = told
+
+
+def check_same(what: str, wrong: list[str]) -> None:
+    """Raise ConfigError where something differs."""
+    if wrong:
+        raise ConfigError(f"{WHO}: {what}: {'; '.join(wrong)}")
 
 
 def check_url(url: str) -> str:

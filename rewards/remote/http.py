@@ -6,13 +6,13 @@ import asyncio
 import hmac
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.abilities import judges_singly, judges_videos
 from flowrl.core.errors import FAILURES, DataError, FlowRLError
-from flowrl.core.local_server import asked_here, is_json, json_response
+from flowrl.core.local_server import asked_here, from_another_page, is_json, json_response
 from flowrl.core.version import __version__
 
 from .read_body import Places, read_body
@@ -27,15 +27,20 @@ if TYPE_CHECKING:
 IN_HAND = 128  # requests in work or held whole; further ones wait for a place and are not refused
 
 
-def make_app(queue: RequestQueue, limits: RequestLimits, token: bytes = b"") -> Starlette:
+def make_app(
+    queue: RequestQueue,
+    limits: RequestLimits,
+    token: bytes = b"",
+    settings: Mapping[str, Any] | None = None,
+) -> Starlette:
     """Return the ASGI application: POST /score and /check, GET /health, GET /metrics; errors are
     JSON as well. With a token every address asks for it, without one only a loopback name is
-    answered."""
+    answered. settings: of each reward, its fn and arguments, which clients compare."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.routing import Route
 
-    service = _Handlers(queue, limits, token)
+    service = _Handlers(queue, limits, token, dict(settings or {}))
 
     # Starlette answers a wrong path or method in plain text; here it is JSON
     async def missing(request: Request, error: Exception) -> Response:
@@ -59,8 +64,14 @@ Handler = Callable[["Request"], Awaitable["Response"]]
 class _Handlers:
     """What the addresses answer."""
 
-    def __init__(self, queue: RequestQueue, limits: RequestLimits, token: bytes) -> None:
-        self.queue, self.limits, self.token = queue, limits, token
+    def __init__(
+        self,
+        queue: RequestQueue,
+        limits: RequestLimits,
+        token: bytes,
+        settings: dict[str, Any],
+    ) -> None:
+        self.queue, self.limits, self.token, self.settings = queue, limits, token, settings
         hosted = queue.rewards.items()
         self.videos = [name for name, reward in hosted if judges_videos(reward)]
         self.singly = [name for name, reward in hosted if judges_singly(reward)]
@@ -85,7 +96,10 @@ class _Handlers:
         return guarded
 
     def _admit(self, request: Request) -> None:
-        """Refuse who has no token, or where there is none, a foreign name of this machine."""
+        """Refuse a page of another site, who has no token, or where there is none, a foreign name
+        of this machine."""
+        if from_another_page(request):
+            raise RequestRefused(403, "request", "expected a program to ask, not a web page")
         if not self.token:
             if not asked_here(request):
                 raise RequestRefused(
@@ -172,8 +186,8 @@ class _Handlers:
             "images": self.limits.images,
             "pixels": self.limits.all_pixels,
         }
-        facts = {"rewards": list(self.queue.rewards), "checks": self.checks}
-        facts |= {"videos": self.videos, "singly": self.singly}
+        facts: dict[str, Any] = {"rewards": list(self.queue.rewards), "checks": self.checks}
+        facts |= {"videos": self.videos, "singly": self.singly, "settings": self.settings}
         return json_response({"status": "ok", **facts, "limits": limits, "flowrl": __version__})
 
     async def metrics(self, request: Request) -> Response:

@@ -7,13 +7,14 @@ import base64
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, DataError, RewardError
+from flowrl.core.errors import ConfigError, DataError, RewardError, printable
+from flowrl.core.files import parse_json
 from flowrl.core.types import RewardBatch, Source
 
 from .._common.http_client import RequestFailed
@@ -100,9 +101,9 @@ def refusal(status: int, data: bytes, url: str) -> Exception:
     Only a reward server's own words are final.
     """
     try:
-        answer = json.loads(data)
-        kind, text = str(answer["kind"]), " ".join(str(answer["error"]).split())[:1000]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        answer = _object(data)
+        kind, text = str(answer["kind"]), _words(answer["error"])
+    except (RequestFailed, KeyError):
         return RequestFailed(f"HTTP {status}: {_start(data)}")
     if kind == "data":
         return DataError(f"{WHO}: {url}: {text}")
@@ -125,7 +126,7 @@ def read_scores(data: bytes, reward: str, count: int) -> Tensor:
         raise RequestFailed(f"expected an object with scores, got {_start(data)}")
     if not reward and len(scores) > 1:
         raise ConfigError(
-            f"{WHO}: reward: the server hosts {', '.join(map(str, scores))}; name one of them"
+            f"{WHO}: reward: the server hosts {_words(', '.join(scores))}; name one of them"
         )
     if len(scores) != 1 or (reward and reward not in scores):
         raise RequestFailed(
@@ -155,6 +156,13 @@ class Hosted(NamedTuple):
     singly: bool  # it compares nothing with others of the prompt
 
 
+class Told(NamedTuple):
+    """What a server says of itself beside what it hosts."""
+
+    version: str  # of flowrl; "" where it does not say it
+    settings: dict[str, Any] | None  # of the reward, fn and arguments; None where it does not
+
+
 def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = False) -> Hosted:
     """Check that a server hosts the reward, for videos or for images, and takes such requests.
     Raises ConfigError; RequestFailed for another server."""
@@ -164,7 +172,7 @@ def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = F
     if not isinstance(hosted, list) or not isinstance(limits, dict):
         raise RequestFailed(f"expected the health of a reward server, got {_start(data)}")
     # which of its rewards: the one that is named, or the only one
-    there = ", ".join(map(str, hosted))
+    there = _words(", ".join(map(str, hosted)))
     if reward and reward not in hosted:
         raise ConfigError(f"{WHO}: reward: {url} hosts no {reward!r} (there is: {there})")
     if not reward and len(hosted) != 1:
@@ -179,6 +187,25 @@ def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = F
     if _says(answer, "videos", name) != videos:
         raise ConfigError(f"{WHO}: videos: {url}: {_other_kind(name, videos)}")
     return Hosted(name, _says(answer, "checks", name), _says(answer, "singly", name))
+
+
+def read_told(data: bytes, name: str) -> Told:
+    """Read version and settings of the reward `name` out of the answer that `read_health` takes."""
+    answer = _object(data)
+    every = answer.get("settings")
+    settings = every.get(name) if isinstance(every, dict) else None
+    version = _words(answer.get("flowrl", ""))
+    return Told(version, settings if isinstance(settings, dict) else None)
+
+
+def other_settings(one: dict[str, Any], other: dict[str, Any], keys: Iterable[str]) -> list[str]:
+    """Say in which of the keys two rewards' settings differ: "target: 1.0 and 0.5"."""
+    found = []
+    for key in keys:
+        a, b = one.get(key), other.get(key)
+        if a != b:
+            found.append(f"{_words(key)}: {_words(repr(a)):.80} and {_words(repr(b)):.80}")
+    return found
 
 
 def _says(answer: dict[str, Any], key: str, name: str) -> bool:
@@ -221,16 +248,18 @@ def read_fault(data: bytes) -> str | None:
     fault = answer.get("fault", 0)
     if fault is not None and not isinstance(fault, str):
         raise RequestFailed(f"expected a fault or null, got {_start(data)}")
-    return fault
+    return None if fault is None else _words(fault)
+
+
+def _words(text: Any) -> str:
+    """Return a server's words for a message: short, on one line, and no commands to a terminal."""
+    return printable(" ".join(str(text).split()))[:1000]
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    def refuse(name: str) -> Any:
-        raise ValueError(f"{name} is no number of JSON")
-
     try:
-        answer = json.loads(data, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        answer = parse_json(data, "the answer", error=DataError, values=False)
+    except DataError as error:
         raise RequestFailed(f"expected JSON, got {_start(data)} ({error})") from None
     if not isinstance(answer, dict):
         raise RequestFailed(f"expected a JSON object, got {_start(data)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import struct
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +14,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.core.errors import FlowRLError
+from flowrl.core.errors import DataError, FlowRLError
+from flowrl.core.files import parse_json
 from flowrl.core.pixels import png_bytes
 from flowrl.core.types import Source
 
 from .request_queue import ScoreRequest
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MOST_SOURCES = 16  # of one image, on average
 KEYS = ("images", "prompts", "frames", "group", "meta", "sigma", "rewards", "sources", "source")
 
 
@@ -61,10 +62,7 @@ def parse(
     videos: the names in `known` that judge videos; the others judge images.
     """
     # one object with known keys
-    try:
-        data = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused(400, "request", f"the body is not valid JSON: {error}") from error
+    data = _json(body)
     if not isinstance(data, dict) or not {"images", "prompts"} <= data.keys() <= set(KEYS):
         got = sorted(data) if isinstance(data, dict) else type(data).__name__
         raise RequestRefused(
@@ -95,7 +93,7 @@ def parse(
         meta=meta,
         sigma=_finite(sigma),
         names=tuple(names),
-        source=_sources(data, count, limits._replace(all_pixels=limits.all_pixels - _area(pixels))),
+        source=_sources(data, count, limits, _area(pixels)),
     )
 
 
@@ -150,10 +148,7 @@ def parse_records(
 ) -> tuple[str, list[dict[str, Any]], list[str]]:
     """Read a request to check records: `reward`, `records` and their `places`, for messages. Raises
     RequestRefused."""
-    try:
-        data = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused(400, "request", f"the body is not valid JSON: {error}") from error
+    data = _json(body)
     if not isinstance(data, dict) or data.keys() != {"reward", "records", "places"}:
         raise RequestRefused(400, "request", "expected an object with reward, records and places")
     if data["reward"] not in known:
@@ -166,34 +161,59 @@ def _area(pixels: Tensor) -> int:
     return pixels.numel() // 3
 
 
-def _sources(data: dict[str, Any], count: int, limits: RequestLimits) -> list[Source]:
-    """Decode what images start from -> [count], or [] where there is nothing."""
+def _sources(data: dict[str, Any], count: int, limits: RequestLimits, taken: int) -> list[Source]:
+    """Decode what images start from -> [count], or [] where there is nothing. With the `taken`
+    pixels of the images the files have one limit; as often as they are named they have it again,
+    since a reward may want each image's own."""
     # sources are sent once each; every image names those that it starts from
     if "source" not in data and "sources" not in data:
         return []
     texts = _list(data.get("sources"), "sources", "texts", str)
     places = _list(data.get("source"), "source", "lists of places in sources", list, count)
     known = range(len(texts))
+    named = 0
     for row in places:
+        named += len(row)
         if not all(type(place) is int and place in known for place in row):
             raise RequestRefused(
                 400, "request", f"source: expected places in sources, 0 to {len(texts) - 1}"
             )
+    most = limits.images
+    if len(texts) > most or named > most * MOST_SOURCES:
+        raise RequestRefused(
+            413,
+            "size",
+            f"source: expected at most {most} files, named {most * MOST_SOURCES} times in all, got "
+            f"{len(texts)}, named {named} times",
+        )
     # one at a time, since they may differ in size; together they have one limit
-    files, left = [], limits.all_pixels
+    files, left = [], limits.all_pixels - taken
     for text in texts:
         one = _images([text], limits._replace(all_pixels=left))
         left -= _area(one)
-        files.append(one[0].float() / 255)
+        files.append(one)
+    # as often as they are named: each time it is a picture in somebody's memory
+    uses = sum(_area(files[place]) for row in places for place in row)
+    if uses > limits.all_pixels:
+        raise RequestRefused(
+            413,
+            "size",
+            f"source: expected sources of at most {limits.all_pixels} pixels, counted as often as "
+            f"they are named, got {uses}; send fewer images at a time",
+        )
+    floats = [file[0].float() / 255 for file in files]
     # images that start from the same sources share one tuple, and its memory
     starts: dict[tuple[int, ...], Source] = {}
     for row in places:
-        starts.setdefault(tuple(row), tuple(files[place] for place in row))
+        starts.setdefault(tuple(row), tuple(floats[place] for place in row))
     return [starts[tuple(row)] for row in places]
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+def _json(body: bytes | bytearray) -> Any:
+    try:
+        return parse_json(body, "the body", error=DataError, values=False)
+    except DataError as error:
+        raise RequestRefused(400, "request", f"the body is not valid JSON: {error}") from error
 
 
 def _list(

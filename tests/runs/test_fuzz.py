@@ -15,6 +15,7 @@ import yaml
 from fuzzfiles import PROMPTS, checkpoints, configs, images, prompts
 from fuzzimages import bomb, plain_pixels
 from fuzzkit import HOSTILE, Refused, Target, Verdict, damage_bytes, damage_value, judge
+from fuzzruns import lora_files, runs, schedulers, suites, view_requests, votes, wild_prompts
 from fuzzservers import addresses, answers, judge_texts, judges, requests
 
 from flowrl.core.errors import DataError
@@ -35,6 +36,13 @@ def targets(home: Path) -> dict[str, Callable[[], Target]]:
         "judges": judges,
         "judge texts": judge_texts,
         "images": images,
+        "runs": partial(runs, home),
+        "view requests": partial(view_requests, home),
+        "suites": partial(suites, home),
+        "votes": partial(votes, home),
+        "wild prompts": wild_prompts,
+        "LoRA files": partial(lora_files, home),
+        "scheduler folders": partial(schedulers, home),
     }
 
 
@@ -83,6 +91,8 @@ def body(data: bytes) -> Callable[[Target], bytes]:
 LOGPROB = b'{"choices": [{"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": '
 LOGPROB += b'[{"token": "Yes", "logprob": 1' + b"0" * 400 + b"}]}]}}]}"
 ABOVE = LOGPROB.replace(b'"Yes", "logprob": 1' + b"0" * 400, b'"3", "logprob": 2147483648')
+BETA = b'"beta_end": 0.012'
+DEEP_SETTING = b'{"beta_end": ' + b"[" * 100_000
 FOUND: dict[str, tuple[str, Callable[[Target], bytes], str]] = {
     "an advantage beyond float32": (
         "configs",
@@ -108,6 +118,21 @@ FOUND: dict[str, tuple[str, Callable[[Target], bytes], str]] = {
     "a log-prob beyond floats": ("judges", body(LOGPROB), "expected a chat completion"),
     "a log-prob above 0": ("judges", body(ABOVE), "at most 0, got 2.1.*e.09 for the token '3'"),
     "a deep answer": ("judges", body(b"[" * 100_000), "expected a chat completion"),
+    "a noise level that is no number": (
+        "scheduler folders",
+        lambda target: target.good[0].replace(BETA, b'"beta_end": NaN'),
+        "noise must rise with every training timestep, but one step adds only nan",
+    ),
+    "a deep setting of a scheduler": (
+        "scheduler folders",
+        body(DEEP_SETTING),
+        "scheduler_config.json: not valid JSON: .*nested too deeply",
+    ),
+    "a weight that is no number": (
+        "LoRA files",
+        lambda target: target.good[0][:-4] + b"\xff\xff\xff\x7f",
+        "holds a value that is not finite",
+    ),
     "rows that are missing": ("images", body(bomb(40, 30, bytes(121 * 29))), "3630 .* got 3509"),
     "no rows": ("images", body(bomb(40, 30)), "3630 bytes of pixels, got 0"),
 }

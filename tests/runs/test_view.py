@@ -75,10 +75,6 @@ def test_what_is_listed_and_told(client: TestClient, home: Path) -> None:
         ("/api/image?run=a&iteration=1&place=0", 422),
         ("/api/image?run=a&iteration=-1&place=0", 400),
         ("/api/image?run=a&iteration=0&place=99", 422),
-        ("/api/ballot?voter=x", 400),
-        (f"/api/ballot?voter={VOTER}&one=a&two=a@0", 400),
-        (f"/api/ballot?voter={VOTER}&one=a@0&two=a@0", 422),
-        (f"/api/ballot?voter={VOTER}&one=a@0&two=no@0", 422),
         ("/api/side?ballot=x&side=left", 410),
     ],
 )
@@ -86,6 +82,75 @@ def test_what_is_refused(client: TestClient, path: str, status: int) -> None:
     answer = client.get(path)
     assert answer.status_code == status
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"voter": "x"}, 400),
+        ({"voter": VOTER, "one": "a", "two": "a@0"}, 400),
+        ({"voter": VOTER, "one": "a@0", "two": "a@0"}, 422),
+        ({"voter": VOTER, "one": "a@0", "two": "no@0"}, 422),
+        ({"voter": VOTER, "one": 3, "two": "a@0"}, 400),
+        ({"voter": VOTER, "extra": "x"}, 400),
+    ],
+)
+def test_which_ballots_are_refused(client: TestClient, asked: Any, status: int) -> None:
+    assert client.post("/api/ballot", json=asked).status_code == status
+
+
+def test_looking_has_no_effect(client: TestClient, home: Path) -> None:
+    """No address that is merely looked at hands out a ballot, or writes a file."""
+    before = sorted(home.rglob("*"))
+    params = {"voter": VOTER, **SIDES}
+    for path in ("/", "/vote", "/api/runs", "/api/ballot", "/api/vote", "/api/scores"):
+        client.get(path, params=params)
+    assert sorted(home.rglob("*")) == before
+    assert client.get("/api/ballot", params=params).status_code == 405
+    # a form of another page cannot say that it sends JSON
+    text = {"Content-Type": "text/plain"}
+    assert client.post("/api/ballot", content=json.dumps(params), headers=text).status_code == 415
+    twice = {"Content-Type": "application/json"}
+    body = f'{{"voter": "{VOTER}", "voter": "{VOTER}"}}'
+    answer = client.post("/api/ballot", content=body, headers=twice)
+    assert answer.status_code == 400 and "stands twice" in answer.json()["error"]
+
+
+FOREIGN = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://localhost:9"},
+    {"Origin": "null"},
+    {"Origin": "http://[::1"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+]
+OWN = [
+    {},
+    {"Origin": "http://localhost"},
+    {"Sec-Fetch-Site": "same-origin", "Origin": "https://behind.a.proxy"},
+    {"Sec-Fetch-Site": "none"},
+]
+
+
+@pytest.mark.parametrize("token", [b"", b"correct horse"])
+def test_pages_of_other_sites_are_refused(home: Path, token: bytes) -> None:
+    """Another port of this machine is another site, too."""
+    client = TestClient(make_app(home, home / "votes", token), base_url="http://localhost")
+    bearer = {"Authorization": f"Bearer {token.decode()}"} if token else {}
+    asked = {"voter": VOTER, **SIDES}
+    for headers in FOREIGN:
+        assert client.get("/api/runs", headers=bearer | headers).status_code == 403, headers
+        answer = client.post("/api/ballot", json=asked, headers=bearer | headers)
+        assert answer.status_code == 403, headers
+    assert not (home / "votes").exists()
+    for headers in OWN:
+        answer = client.post("/api/ballot", json=asked, headers=bearer | headers)
+        assert answer.status_code == 200, headers
+    # a link from elsewhere may be followed
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    link["Sec-Fetch-Dest"] = "document"
+    assert client.get("/", headers=bearer | link).status_code == 200
 
 
 def test_who_is_refused(home: Path) -> None:
@@ -134,7 +199,7 @@ def cast(client: TestClient, ballot: str, choice: str, voter: str = VOTER) -> in
 def test_a_vote_is_blind_shuffled_and_counted_once(client: TestClient, home: Path) -> None:
     left: Counter[str] = Counter()
     for number in range(40):
-        found = client.get("/api/ballot", params={"voter": f"{number:08x}", **SIDES})
+        found = client.post("/api/ballot", json={"voter": f"{number:08x}", **SIDES})
         assert "a@" not in found.text and "images/" not in found.text
         ballot = found.json()["ballot"]
         image = client.get("/api/side", params={"ballot": ballot, "side": "left"}).content
@@ -157,7 +222,7 @@ def test_two_browsers_at_once_lose_nothing(client: TestClient, home: Path) -> No
     def person(number: int) -> int:
         voter, votes = f"{number:08x}", 0
         while True:
-            found = client.get("/api/ballot", params={"voter": voter, **SIDES}).json()
+            found = client.post("/api/ballot", json={"voter": voter, **SIDES}).json()
             if found["ballot"] is None:
                 return votes
             assert cast(client, found["ballot"], "tie", voter) == 200
@@ -173,7 +238,7 @@ def test_votes_are_scored_and_train_offline(client: TestClient, home: Path) -> N
     for number in range(3):
         for _ in range(2):
             params = {"voter": f"{number:08x}", **SIDES}
-            found = client.get("/api/ballot", params=params).json()
+            found = client.post("/api/ballot", json=params).json()
             shown = client.get("/api/side", params={"ballot": found["ballot"], "side": "left"})
             after: dict[str, Any] = {
                 "run": "a",

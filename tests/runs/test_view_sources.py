@@ -104,7 +104,7 @@ def test_sources_over_http(client: TestClient) -> None:
 def ballots(client: TestClient) -> Iterator[tuple[dict[str, Any], list[tuple[int, ...]]]]:
     """Vote for the left on every ballot -> each, and the colours of its sources."""
     while True:
-        found = client.get("/api/ballot", params={"voter": VOTER, **SIDES}).json()
+        found = client.post("/api/ballot", json={"voter": VOTER, **SIDES}).json()
         if found["ballot"] is None:
             return
         starts = []

@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import is_finite_number, read_text, refuse_pipe, write_json, write_text
+from flowrl.core.files import is_finite_number, read_json, refuse_pipe, write_json, write_text
 from flowrl.core.identity import differences, sha256_of, short_digest
 from flowrl.core.prompts import PromptSet
 from flowrl.evaluation.image_files import find_images, read_image
@@ -128,21 +128,12 @@ def _few(said: Sequence[str], most: int = 3) -> str:
     return "; ".join([*said[:most], *more])
 
 
-def read_json(file: Path) -> Any:
-    """Read a small file of JSON. Raises RunError that names it, whatever is in it."""
-    try:
-        return json.loads(read_text(file))
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise RunError(f"{file}: cannot be read: {str(why)[:200]}") from error
-
-
 def read_setting(out: Path) -> dict[str, Any]:
     """Return the setting of a suite's folder. Raises RunError if there is none, or a damaged
     one."""
     try:
-        found = read_json(out / SETTING)
-    except RunError as error:
+        found = read_json(out / SETTING, constants=True)
+    except (OSError, RunError) as error:
         raise RunError(
             f"{error}; expected a folder that `flowrl eval --suite` wrote, with {SETTING}"
         ) from error

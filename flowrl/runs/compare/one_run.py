@@ -3,7 +3,6 @@ training, once per folder of runs."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from flowrl.config.values import show
 from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import delete, read_text, write_json
+from flowrl.core.files import delete, read_json, write_json
 from flowrl.core.identity import differences
 from flowrl.evaluation.contents import judged_content
 from flowrl.evaluation.image_grids import load_strip, save_strip
@@ -183,8 +182,8 @@ def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
 def drawn_prompts(folder: Path) -> list[str]:
     """Read the texts of what `draw_samples` drew. Raises RunError."""
     try:
-        found = json.loads(read_text(folder / PROMPTS))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(folder / PROMPTS)
+    except (OSError, RunError) as error:
         found = error
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise RunError(

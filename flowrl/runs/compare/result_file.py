@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import read_text, write_json
+from flowrl.core.files import read_json, write_json
 from flowrl.core.identity import differences, without_times
 from flowrl.evaluation.contents import judged_content
 from flowrl.runs.compare.budgets import Budgets, comparable, different
@@ -43,13 +43,13 @@ def setting(config: Config) -> dict[str, Any]:
 def read_result(path: Path) -> Result:
     """Read a result file. Raises DataError if it is none."""
     try:
-        found = json.loads(read_text(path))
+        found = read_json(path, constants=True)
         if found["kind"] != KIND or found["format"] != FORMAT:
             raise DataError(
                 f"{path}: expected a {KIND} of format {FORMAT}, got {found['kind']!r}, format "
                 f"{found['format']!r}"
             )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, RunError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: cannot be read as a {KIND}: {type(error).__name__}: {error}; {MEND}"
         ) from error

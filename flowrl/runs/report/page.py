@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 
 from flowrl.config.load import differences, flat
-from flowrl.core.errors import DataError, RunError
+from flowrl.config.overrides import parse_yaml
+from flowrl.core.errors import ConfigError, DataError, FlowRLError, RunError
 from flowrl.core.files import read_text
 from flowrl.core.tables import fixed_digits, text_table
 from flowrl.runs.folder import (
@@ -31,6 +31,7 @@ from flowrl.runs.folder import (
     Evaluation,
     RunPath,
     Score,
+    check_run,
     evaluation,
     read_evals,
     read_metrics,
@@ -52,20 +53,30 @@ UNKNOWN = Score(math.nan, math.nan, math.nan, None)
 DASH = "-"
 
 
-def html_report(*runs: RunPath) -> str:
+def html_report(*runs: RunPath, show_damaged: bool = False) -> str:
     """Tell runs side by side on one self-contained page; nothing is loaded from elsewhere, and the
     browser is told to refuse it.
 
-    Parts that a run lacks are left out. Raises DataError without runs, RunError if a folder is no
-    run or a file in it is damaged.
+    Parts that a run lacks are left out. With `show_damaged` one of several runs that is damaged is
+    shown as such, with the reason, beside the others. Raises DataError without runs, RunError if a
+    folder is no run, for a damaged file, or where no run is left.
     """
     if not runs:
         raise DataError("expected at least one run folder to report, got none")
-    stories = []
+    stories, whole, damaged = [], [], {}
     for run in runs:
-        found = samples(run, budget=BUDGET // len(runs))
-        stories.append({**story(run), "samples": found})
-    _tell_apart(stories, runs)
+        check_run(run)
+        try:
+            found = samples(run, budget=BUDGET // len(runs))
+            stories.append({**story(run), "samples": found})
+            whole.append(run)
+        except FlowRLError as error:
+            if not show_damaged:
+                raise
+            damaged[str(run)] = error
+    if not stories:
+        raise next(iter(damaged.values()))
+    _tell_apart(stories, whole)
     script = "\n".join(source(name) for name in SCRIPTS)
     # the template escapes every text; in the data nothing can end its element
     data = json.dumps(stories, allow_nan=False).replace("<", "\\u003c")
@@ -75,6 +86,7 @@ def html_report(*runs: RunPath) -> str:
     return page.render(
         title=title,
         stories=stories,
+        damaged=damaged,
         data=data,
         script=script,
         digest=digest,
@@ -184,10 +196,11 @@ def _config(folder: Path) -> dict[str, Any]:
     """Read the resolved config by dotted key; {} where there is none."""
     path = folder / CONFIG
     try:
-        found = yaml.safe_load(read_text(path))
+        # as a config is read that is trained: without aliases, which can grow without bounds
+        found = parse_yaml(read_text(path), str(path))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
     if not isinstance(found, dict):
         raise RunError(f"{path}: expected a mapping, got {type(found).__name__}")
@@ -274,7 +287,7 @@ def best_line(summary: Mapping[str, Any]) -> list[str]:
     the summary does not have."""
     lines, best, stopped = [], summary.get("best"), summary.get("stopped")
     if best:
-        score, last = f"{best['score']:.3f}", summary["after"]["iteration"]
+        score, last = f"{best['score']:.3f}", summary.get("after", {}).get("iteration")
         later = "" if best["iteration"] == last else f", the last is {last}: --iteration last"
         lines.append(f"best checkpoint: {best['checkpoint']} (held out {score}){later}")
     if stopped:

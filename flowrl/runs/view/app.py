@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
+import math
 import os
 import re
 import time
@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import ConfigError, FlowRLError
+from flowrl.core.files import parse_json
 from flowrl.core.local_server import (
     UVICORN,
     announce,
     asked_here,
     bind,
     forget,
+    from_another_page,
     import_uvicorn,
     is_json,
     json_response,
@@ -36,10 +38,11 @@ from flowrl.runs.folder import (
     METRICS,
     SAMPLES,
     SUMMARY,
-    Rows,
+    number_or_nan,
+    read_evals,
+    read_object,
     read_rows,
 )
-from flowrl.runs.open_run import score_of
 from flowrl.runs.report.page import SCRIPTS, source, story, template_environment
 from flowrl.runs.report.samples import sample_as_png, sample_index, source_as_png
 from flowrl.runs.view.ballots import Booth, Side
@@ -87,18 +90,26 @@ def summary_of(name: str, run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"id": name, "stamp": stamp(run), "iterations": 0, "score": None}
     try:
         metrics, evals = read_rows(run, METRICS), read_rows(run, EVALS)
-    except FlowRLError as error:
+        scores = [row.total.mean for row in read_evals(run)]
+        reward = number_or_nan(metrics[-1].get("reward") if metrics else None, "reward")
+        if (run / SUMMARY).exists():
+            read_object(run, SUMMARY)
+    except (FlowRLError, OSError) as error:
         return {**found, "error": str(error), "state": "damaged"}
     if metrics:
-        found["iterations"] = metrics[-1]["iteration"] + 1
-        found["reward"] = metrics[-1].get("reward")
+        found["iterations"], found["reward"] = metrics[-1]["iteration"] + 1, _finite(reward)
+    known = [score for score in scores if math.isfinite(score)]
     if evals:
-        scored: Rows = [row for row in evals if score_of(row) is not None]
-        found["scored_by"] = evals[-1].get("score")
-        found["score"] = score_of(scored[-1]) if scored else None
-        found["before"] = score_of(scored[0]) if scored else None
+        found["scored_by"] = evals[-1]["score"]
+    if known:
+        found["before"], found["score"] = known[0], known[-1]
     found["state"] = _state(run)
     return found
+
+
+def _finite(value: float) -> float | None:
+    """Return a number as JSON has it."""
+    return value if math.isfinite(value) else None
 
 
 def _state(run: Path) -> str:
@@ -107,7 +118,7 @@ def _state(run: Path) -> str:
         return "done"
     newest = 0.0
     for name in (METRICS, EVALS, CONFIG):
-        if (run / name).is_file():
+        with contextlib.suppress(OSError):  # another process may just have taken it away
             newest = max(newest, (run / name).stat().st_mtime)
     return "training" if time.time() - newest < FRESH else "stopped"
 
@@ -119,7 +130,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Request"], Awaitable["Response"]]
 FILES = {*SCRIPTS, "live.js", "vote.js", "page.css"}
-BODY = 4096  # bytes of a vote
+BODY, BODY_SECONDS = 4096, 10.0  # of a vote, and of what asks for a ballot
 COOKIE = "flowrl"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -156,7 +167,7 @@ def make_app(folder: Path, box: Path, token: bytes = b"") -> Starlette:
         Route("/api/story", here.guard(here.story)),
         Route("/api/image", here.guard(here.image)),
         Route("/api/source", here.guard(here.start)),
-        Route("/api/ballot", here.guard(here.ballot)),
+        Route("/api/ballot", here.guard(here.ballot), methods=["POST"]),
         Route("/api/side", here.guard(here.side)),
         Route("/api/vote", here.guard(here.vote), methods=["POST"]),
         Route("/api/scores", here.guard(here.scores)),
@@ -190,6 +201,9 @@ class _Handlers:
         from elsewhere could use. A token in the address becomes a cookie: then a redirection."""
         from starlette.responses import RedirectResponse
 
+        # a page of another site, or of another program here, must not ask in a visitor's name
+        if from_another_page(request):
+            raise Refused(403, "expected to be asked by the pages of this server, not by others")
         # without a token: a foreign site may let its own name point here, but not localhost
         if not self.token:
             if not asked_here(request):
@@ -279,8 +293,10 @@ class _Handlers:
         return Response(png, media_type="image/png")
 
     async def ballot(self, request: Request) -> Response:
-        """Hand out a ballot on two checkpoints, or one that a run waits for."""
-        voter, given = _voter(request.query_params.get("voter")), request.query_params
+        """Hand out a ballot on two checkpoints, or one that a run waits for. It is kept for the
+        vote, and so no address that is merely looked at."""
+        given = await _body(request, ("voter",), ("one", "two"))
+        voter = _voter(given["voter"])
         if "one" not in given and "two" not in given:
             return json_response(await asyncio.to_thread(self.booth.next_asked, voter))
         one, two = _side(given.get("one", "")), _side(given.get("two", ""))
@@ -304,23 +320,8 @@ class _Handlers:
 
     async def vote(self, request: Request) -> Response:
         """Keep a vote."""
-        # what another page could send in a visitor's name is refused
-        if not is_json(request):
-            raise Refused(415, "expected the header 'Content-Type: application/json'")
-        # read no more than a vote can be long
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > BODY:
-                raise Refused(413, f"expected a body of at most {BODY} bytes")
-        # the three texts of a vote
-        try:
-            given = json.loads(body)
-            key, choice, voter = (given[name] for name in ("ballot", "choice", "voter"))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise Refused(400, "expected JSON with ballot, choice and voter") from error
-        if not all(isinstance(text, str) for text in (key, choice)):
-            raise Refused(400, "expected ballot and choice as texts")
+        given = await _body(request, ("ballot", "choice", "voter"))
+        key, choice, voter = given["ballot"], given["choice"], given["voter"]
         # in a thread: other pages are answered while the vote is written
         if not await asyncio.to_thread(self.booth.vote, key, choice, _voter(voter)):
             raise Refused(410, "this ballot is no longer known, so its vote was not counted")
@@ -335,6 +336,36 @@ class _Handlers:
         if name not in runs:
             raise Refused(404, "there is no such run")
         return runs[name]
+
+
+async def _body(
+    request: Request, needed: tuple[str, ...], maybe: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Read a body of JSON: texts under the keys that are needed, and under some that may be there.
+    Raises Refused."""
+    # what another page could send in a visitor's name is refused
+    if not is_json(request):
+        raise Refused(415, "expected the header 'Content-Type: application/json'")
+    # no more than it can be long, and no longer than that takes
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY:
+                    raise Refused(413, f"expected a body of at most {BODY} bytes")
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} seconds") from error
+    wanted = " and ".join(needed)
+    try:
+        given = parse_json(body, "the body")
+    except FlowRLError as error:
+        raise Refused(400, f"expected JSON with {wanted}: {error}") from error
+    if not isinstance(given, dict) or not {*needed} <= {*given} <= {*needed, *maybe}:
+        raise Refused(400, f"expected JSON with {wanted}")
+    if not all(isinstance(text, str) for text in given.values()):
+        raise Refused(400, f"expected texts as {wanted}")
+    return given
 
 
 def _voter(given: Any) -> str:

@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from PIL import Image
 
+from flowrl.config.overrides import parse_yaml
 from flowrl.core import votes
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.files import read_text
 from flowrl.core.votes import (
     VotePair,
     append_vote,
@@ -164,7 +165,11 @@ class Booth:
     def scores(self) -> list[dict[str, Any]]:
         """Return the Bradley-Terry strengths of all checkpoints that were compared, against the one
         that was compared first."""
-        every = [vote for vote in last_votes(read_votes(self.box)) if vote.get("name_0")]
+        every = []
+        for vote in last_votes(read_votes(self.box)):
+            # those on images of a run in training name none
+            if vote.get("name_0") and vote.get("name_1"):
+                every.append(vote)
         results = [(vote["name_0"], vote["name_1"], float(vote["label_0"])) for vote in every]
         names = sorted({name for one, two, _ in results for name in (one, two)}, key=_natural)
         return [_plain(found) for found in bradley_terry(results, names)] if names else []
@@ -229,9 +234,9 @@ def _noise(run: Path) -> Any:
     if "seed" in about:
         return about["seed"]
     try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        config = parse_yaml(read_text(run / CONFIG), str(run / CONFIG))
         return config.get("samples", {}).get("seed")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError, AttributeError) as error:
         raise RunError(f"cannot read {run / CONFIG}: {error}") from error
 
 

@@ -10,6 +10,7 @@ async function get(path, parameters) {
   const answer = await fetch(`${path}?${new URLSearchParams(parameters || {})}`);
   if (answer.status === 204) return null;
   const found = await answer.json();
+  if (answer.status === 422) return { damaged: found.error };
   if (!answer.ok) throw new Error(found.error || `status ${answer.status}`);
   return found;
 }
@@ -44,7 +45,10 @@ function filter(text) {
 }
 
 function draw() {
-  const stories = colored(chosen.map((id) => known.get(id)).filter(Boolean));
+  const stories = colored(chosen.map((id) => known.get(id)).filter((story) => story && !story.damaged));
+  // a damaged run is said, and keeps no other from being shown
+  const damaged = chosen.filter((id) => known.get(id) && known.get(id).damaged)
+    .map((id) => el("p", { class: "note", role: "alert" }, `${id} is damaged: ${known.get(id).damaged}`));
   const url = (story, index, place) => `/api/image?${new URLSearchParams({ run: story.id, iteration: story.samples.iterations[index], place })}`;
   const startsOf = (story, place) => Array.from({ length: story.samples.sources[place] },
     (_, which) => `/api/source?${new URLSearchParams({ run: story.id, place, which })}`);
@@ -56,7 +60,7 @@ function draw() {
   }
   const open = [...document.querySelectorAll("details")].map((one) => one.open);
   const at = window.scrollY;
-  shell.told.replaceChildren(...(stories.length ? tell(stories, url, startsOf) : []));
+  shell.told.replaceChildren(...damaged, ...(stories.length ? tell(stories, url, startsOf) : []));
   const same = drawnFor === chosen.join("\n");
   drawnFor = chosen.join("\n");
   if (!same) return;
@@ -81,7 +85,7 @@ async function look() {
     let changed = drawnFor !== chosen.join("\n");
     for (const id of chosen) {
       const before = known.get(id);
-      const found = await get("/api/story", { run: id, known: before ? before.stamp : "" });
+      const found = await get("/api/story", { run: id, known: before && before.stamp ? before.stamp : "" });
       if (found) { known.set(id, found); changed = true; }
     }
     if (changed) draw();

@@ -20,6 +20,13 @@ async function get(path, parameters) {
   return found;
 }
 
+async function send(path, body) {
+  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error || `status ${answer.status}`);
+  return found;
+}
+
 function sides() {
   return part.one.value && part.two.value ? { one: part.one.value, two: part.two.value } : {};
 }
@@ -27,7 +34,7 @@ function sides() {
 async function next(note) {
   ballot = null;
   try {
-    ballot = await get("/api/ballot", { voter, ...sides() });
+    ballot = await send("/api/ballot", { voter, ...sides() });
   } catch (error) {
     part.board.replaceChildren(el("p", { class: "note", role: "alert" }, error.message));
     return;

@@ -1,0 +1,209 @@
+"""Run folders that a stranger may have written: every file of a run, with texts, lists, numbers
+that no float holds, bytes, and nests without an end in the place of what is expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reportkit import BEFORE, make_run
+from starlette.testclient import TestClient
+
+from flowrl.cli.main import main
+from flowrl.core.errors import ConfigError, FlowRLError, RunError
+from flowrl.core.files import parse_json, read_json, shaped
+from flowrl.core.votes import questions, read_votes
+from flowrl.evaluation.suites.image_folder import read_lines, read_setting
+from flowrl.runs.folder import read_object, read_prompts, read_rows, read_verdicts
+from flowrl.runs.report.page import html_report
+from flowrl.runs.view.app import make_app
+
+DIGITS = "9" * 400
+DEEP = "[" * 100_000
+BAD = {
+    "nothing": "",
+    "a text": '"text"',
+    "a list": "[1, 2]",
+    "a number": "3",
+    "400 digits": '{"iteration": ' + DIGITS + "}",
+    "5,000 digits": '{"iteration": ' + "9" * 5000 + "}",
+    "infinite": '{"iteration": 0, "score": "s", "s": 1e999}',
+    "bytes": "\xff\xfe{}",
+    "deep": DEEP,
+    "deep and whole": DEEP + "]" * 100_000,
+    "deep in an object": '{"iteration": 0, "prompts": ' + "[" * 500 + "]" * 500 + "}",
+    "a key twice": '{"iteration": 0, "iteration": 1}',
+    "half a letter": '{"iteration": 0, "x": "\\ud800"}',
+    "texts for numbers": json.dumps(
+        {"iteration": 0, "score": "s", "s": "high", "reward": [], "total": "x", "before": 3}
+        | {"prompts": "ab", "height": "8", "width": 8, "0": "yes", "monitor": 3, "best": {}}
+    ),
+    "an odd shape": json.dumps(
+        {"iteration": 0, "reward": {"a": 1}, "score": ["s"], "best": {"score": "x"}}
+        | {"stopped": 3, "prompts": [1], "height": 0, "width": 10**30, "counts": 3}
+    ),
+}
+FILES = (
+    *("metrics.jsonl", "eval.jsonl", "timing.jsonl", "findings.jsonl", "histograms.jsonl"),
+    *("summary.json", "environment.json", "doctor.json"),
+    *("samples/prompts.json", "samples/verdicts.json", "config.yaml"),
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two runs that can be looked at; a test damages the second."""
+    for name in ("good", "other"):
+        make_run(tmp_path / name)
+    return tmp_path
+
+
+def put(file: Path, text: str) -> None:
+    """Write one damaged thing, with a line end as whole lines have it."""
+    file.write_bytes((text + "\n").encode("latin-1"))
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_spoils_no_page(home: Path, name: str, what: str) -> None:
+    """It is read, or said with its name; the good run is told as ever."""
+    put(home / "other" / name, BAD[what])
+    with TestClient(make_app(home, home / "votes"), base_url="http://localhost") as client:
+        listed = {run["id"]: run for run in client.get("/api/runs").json()}
+        assert listed["good"]["score"] == 0.7 and "error" not in listed["good"]
+        for run in listed:
+            answer = client.get("/api/story", params={"run": run})
+            assert answer.status_code == 200 or (run == "other" and answer.status_code == 422)
+            # what says no reason leaves something out silently
+            assert answer.status_code == 200 or Path(name).name in answer.json()["error"]
+        if listed["other"].get("error"):
+            assert name in listed["other"]["error"] and listed["other"]["state"] == "damaged"
+        assert "NaN" not in client.get("/api/story", params={"run": "other"}).text
+        asked = {"voter": "0123456789abcdef", "one": "good@0", "two": "other@20"}
+        assert client.post("/api/ballot", json=asked).status_code in (200, 422)
+    page = html_report(home / "good", home / "other", show_damaged=True)
+    assert "good" in page
+    assert "Damaged runs" in page or answer.status_code == 200
+
+
+def test_the_reason_stands_on_the_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(home / "other" / "summary.json", '{"before": {}, "after": 3, "x": "<script>"}')
+    with pytest.raises(RunError, match="summary.json: after: input should be a valid dict"):
+        html_report(home / "good", home / "other")
+    out = home / "page.html"
+    runs = [str(home / "good"), str(home / "other")]
+    assert main(["report", *runs, "--out", str(out), "--json", str(home / "told.json")]) == 0
+    page = out.read_text()
+    assert "summary.json: after: input should be" in page.partition('id="damaged"')[2]
+    told = json.loads((home / "told.json").read_text())["runs"]
+    assert "summary.json: after" in told[runs[1]]["damaged"] and "before" in told[runs[0]]
+    # alone there is nothing to show it beside
+    assert main(["report", runs[1]]) == 2
+
+
+def bomb(levels: int = 9) -> str:
+    """Return YAML of 500 bytes that unfolds to 9 ** levels texts."""
+    lines = ["a0: &a0 [" + ", ".join(["lol"] * 9) + "]"]
+    for level in range(1, levels):
+        lines.append(f"a{level}: &a{level} [" + ", ".join([f"*a{level - 1}"] * 9) + "]")
+    return "\n".join(lines) + "\n"
+
+
+def test_aliases_of_a_run_are_refused(home: Path) -> None:
+    (home / "other" / "config.yaml").write_text(bomb())
+    with TestClient(make_app(home, home / "votes"), base_url="http://localhost") as client:
+        answer = client.get("/api/story", params={"run": "other"})
+        assert answer.status_code == 422 and "aliases" in answer.json()["error"]
+        asked = {"voter": "0123456789abcdef", "one": "good@0", "two": "other@20"}
+        answer = client.post("/api/ballot", json=asked)
+        assert answer.status_code == 422 and "aliases" in answer.json()["error"]
+    (home / "other" / "config.yaml").write_text("a: " + "x" * 2**21)
+    with pytest.raises(RunError, match="at most 1048576 characters"):
+        html_report(home / "other")
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_readers_of_run_folders(tmp_path: Path, what: str) -> None:
+    """Each says the file, or gives what it promises."""
+    (tmp_path / "samples").mkdir()
+    for name in FILES:
+        put(tmp_path / name, BAD[what])
+    readers = [lambda name=name: read_rows(tmp_path, name) for name in FILES if "jsonl" in name]
+    readers += [lambda: read_object(tmp_path, "summary.json"), lambda: read_prompts(tmp_path)]  # type: ignore[list-item, misc]
+    readers += [lambda: read_verdicts(tmp_path)]  # type: ignore[list-item, misc]
+    for read in readers:
+        try:
+            found: Any = read()
+        except RunError as error:
+            assert str(tmp_path) in str(error)
+        else:
+            assert json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_readers_of_suites_and_votes(tmp_path: Path, what: str) -> None:
+    (tmp_path / "questions").mkdir()
+    for name in ("setting.json", "scores.jsonl", "votes.jsonl", "questions/a.json"):
+        put(tmp_path / name, BAD[what])
+    for read in (read_setting, read_lines, read_votes):
+        try:
+            read(tmp_path)
+        except FlowRLError as error:
+            assert str(tmp_path) in str(error)
+        else:
+            assert what in ("nothing", "texts for numbers", "an odd shape") or read is read_setting
+    with pytest.warns(UserWarning, match="a question is left out: .*a.json"):
+        assert questions(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"label_0": True}, {"name_0": ["a"]}, {"label_0": "1"}, {"voter": 3}, {"source": "a"}],
+)
+def test_what_a_vote_must_be(tmp_path: Path, change: dict[str, Any]) -> None:
+    vote = {"prompt": "p", "image_0": "a", "image_1": "b", "label_0": 1, "voter": "v"}
+    put(tmp_path / "votes.jsonl", json.dumps(vote))
+    assert read_votes(tmp_path) == [vote]
+    put(tmp_path / "votes.jsonl", json.dumps(vote | change))
+    with pytest.raises(RunError, match=r"votes\.jsonl, line 1: expected a vote"):
+        read_votes(tmp_path)
+
+
+def test_a_score_of_a_suite_is_a_number(tmp_path: Path) -> None:
+    line = {"file": "a", "prompt": 0, "image": 0, "scores": {"s": 0.5, "t": None}}
+    put(tmp_path / "scores.jsonl", json.dumps(line))
+    assert read_lines(tmp_path) == {(0, 0): line}
+    cases: list[Any] = [{"s": "high"}, [], {"s": [1]}, {"s": True}]
+    for scores in cases:
+        put(tmp_path / "scores.jsonl", json.dumps(line | {"scores": scores}))
+        with pytest.raises(FlowRLError, match=r"scores\.jsonl, line 1: expected the scores"):
+            read_lines(tmp_path)
+
+
+def test_json_as_it_is_read(tmp_path: Path) -> None:
+    """What is whole stays what it is."""
+    value = {
+        "a": [1, 2.5, None, True, "ü\u2028"],
+        "b": {"c": 10**300, "d": -(2**63)},
+        "e": "\U0001f600",
+    }
+    assert parse_json(json.dumps(value), "x") == value
+    assert parse_json(b"\xef\xbb\xbf[1]", "x") == [1]
+    nested: Any = 1
+    for _ in range(64):
+        nested = [nested]
+    assert parse_json(json.dumps(nested), "x") == nested
+    with pytest.raises(RunError, match="x: expected JSON, got lists or objects nested too deeply"):
+        parse_json(json.dumps([nested]), "x")
+    with pytest.raises(RunError, match="NaN is no number"):
+        parse_json("[NaN]", "x")
+    assert str(parse_json("[NaN]", "x", constants=True)) == "[nan]"
+    with pytest.raises(ConfigError, match="x, line 2, column 4: expected JSON, got a fault"):
+        parse_json("[1,\n 2 3]", "x", error=ConfigError)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "none")
+    assert shaped(BEFORE, dict[str, Any], "x") is BEFORE
+    with pytest.raises(RunError, match="x: a.1: input should be a valid number, got 'b'"):
+        shaped({"a": [1, "b"]}, dict[str, list[float]], "x")

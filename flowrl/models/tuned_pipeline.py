@@ -259,6 +259,12 @@ class TunedPipeline:
         return self._on_device([self.pipeline.vae])
 
     @contextmanager
+    def whole_at_work(self) -> Iterator[None]:
+        """Hold all parts that there are on the device."""
+        with self._on_device([part for part in self._parts() if part is not self.network]):
+            yield
+
+    @contextmanager
     def encoders_at_work(self) -> Iterator[None]:
         """Hold the text encoders where they work; they are loaded if they were not needed so
         far."""

@@ -71,6 +71,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         # what may share a call: "one" row, rows of one "prompt", of several "prompts", of "sigmas"
         self.rows = "one"
         self.indexed = False  # conditions depend on the number of the step, not on its time alone
+        self.fences: list[Any] = []  # what was compared, in this order
         self.passes_empty = True  # decodes by a call without steps
         self.networks: dict[str, nn.Module] = {"": self.network}
         self._asked: dict[int, Asked] = {}
@@ -99,12 +100,26 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return the shape of one sample as the scheduler sees it. Raise ModelError for a size that
         the pipeline cannot make."""
-        return self._layout(height, width).inner
+        return self.layout(height, width).inner
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
-        """Return the pipeline's own noise levels [S+1], float32 on the model's device."""
+        """Return the pipeline's own noise levels [S+1], float32 on the model's device. A run of
+        these steps and size is compared with the pipeline's own at the first time. Raise ModelError
+        for what does not hold."""
         grid = self.grid(steps, height, width)
+        if not any(self._is_of(one, steps, (height, width)) for one in self.fences):
+            self.pass_fence(steps, height, width, training=False)
+            grid = self.grid(steps, height, width)
         return torch.tensor(grid.sigmas, device=self.device)
+
+    def pass_fence(self, steps: int, height: int, width: int, *, training: bool = True) -> Any:
+        """Compare the model with its pipeline for a run -> the `Fence` that it has passed. Raise
+        ModelError for what does not hold."""
+        from flowrl.models.by_call.fence import fence  # late: the fence looks at this class
+
+        found = fence(self, steps, height, width, training=training)
+        self.fences.append(found)
+        return found
 
     def encode(self, prompts: list[str]) -> Cond:
         """Return ``text`` [G]: the numbers of prompts, which are encoded now if they were not."""
@@ -226,6 +241,23 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         known = self.takes.keys() - unset
         return {name: value for name, value in given.items() if name in known}
 
+    @staticmethod
+    def _is_of(fence: Any, steps: int, size: tuple[int, int]) -> bool:
+        return (fence.steps, fence.size) == (steps, size)
+
+    def asked(self, prompt: str, layout: Layout) -> Asked:
+        """Return a prompt with what it needs to start from: grey images."""
+        return Asked(prompt, self._blank(layout))
+
+    @contextmanager
+    def reading(self, twin: Any) -> Iterator[None]:
+        """Let a twin read prompts by its own encoders, or from memory where these are not loaded."""
+        if self._memory is not None and self._tuned.tuning.runtime.cache is not None:
+            self._memory.device = self.device
+            vars(twin)["encode_prompt"] = self._memory
+        with self._arithmetic(), self._tuned.whole_at_work():
+            yield
+
     # --------------------------------------------------------------------------------- the work
 
     def _images(self, source: Source) -> dict[str, Any]:
@@ -249,9 +281,14 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         if self._memory is not None:
             self._memory.device = self.device
             vars(twin)["encode_prompt"] = self._memory
+        with self._arithmetic():
+            return self._call(twin, **given)
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
         on, dtype = self.autocast, self.dtype
         with torch.autocast(self.device.type, dtype if on else None, enabled=on), quiet():
-            return self._call(twin, **given)
+            yield
 
     def _groups(self, numbers: list[int], levels: list[float]) -> list[list[int]]:
         """Return which rows share a call of the pipeline."""
@@ -410,7 +447,8 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             "latent_shape(height, width) first"
         )
 
-    def _layout(self, height: int, width: int) -> Layout:
+    def layout(self, height: int, width: int) -> Layout:
+        """Return how latents of a size are handed in. Raise ModelError."""
         key = (height, width)
         if key not in self._layouts:
             learned = self._learned_layout(height, width)
@@ -459,7 +497,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         raise ModelError(f"{self.name}: the call ended before its scheduler took a step")
 
     def _learned_grid(self, steps: int, height: int, width: int) -> Grid:
-        layout = self._layout(height, width)
+        layout = self.layout(height, width)
         asked = [Asked(PROMPTS[0], self._blank(layout))]
         scheduler = copy.deepcopy(self.scheduler)
         given = self.arguments(asked, layout, steps)

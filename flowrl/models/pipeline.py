@@ -20,7 +20,7 @@ from flowrl.core.errors import ConfigError, ModelError, near
 from flowrl.core.files import read_text
 from flowrl.core.processes import sharded
 from flowrl.core.types import FlowModel
-from flowrl.models.by_call.model import PipelineCall
+from flowrl.models.by_call.model import EditingPipelineCall, PipelineCall
 from flowrl.models.by_call.options import (
     PipelineCallOptions,
     check_class,
@@ -128,7 +128,7 @@ def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) ->
     if options.tune != "none":
         warn_if_distilled(options.path)
     tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)
-    model = PipelineCall(tuned, options)
+    model = (EditingPipelineCall if options.sources else PipelineCall)(tuned, options)
     model.networks = {name: getattr(pipe, name) for name in networks}
     return model
 

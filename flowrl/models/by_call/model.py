@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.host_copies import on_host
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import PipelineModel
@@ -92,11 +92,6 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         """Return how many frames a video has; 1: the model makes images."""
         return self.options.frames
 
-    @property
-    def most_sources(self) -> int:
-        """Return how many images a prompt may start from."""
-        return self.options.sources
-
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return the shape of one sample as the scheduler sees it. Raise ModelError for a size that
         the pipeline cannot make."""
@@ -121,24 +116,17 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         self.fences.append(found)
         return found
 
+    def fence_record(self) -> list[dict[str, Any]]:
+        """Return all that was compared so far, as plain data."""
+        return [one.to_dict() for one in self.fences]
+
     def encode(self, prompts: list[str]) -> Cond:
         """Return ``text`` [G]: the numbers of prompts, which are encoded now if they were not."""
         return self._encoded([Asked(prompt) for prompt in prompts])
 
     def encode_ahead(self, prompts: Sequence[str]) -> None:
-        """Encode prompts that will be wanted, unless they start from images."""
-        if not self.options.sources:
-            self._encoded([Asked(prompt) for prompt in prompts])
-
-    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
-        """Return ``text`` [G]: the numbers of prompts with the images that they start from."""
-        stacked(prompts, sources, self.most_sources)  # or says what is wrong
-        pairs = zip(prompts, sources, strict=True)
-        return self._encoded([Asked(prompt, source) for prompt, source in pairs])
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with; all prompts have the first's source."""
-        return self._images(sources[0])
+        """Encode prompts that will be wanted."""
+        self._encoded([Asked(prompt) for prompt in prompts])
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the guided velocity, float32 [B, *], of x [B, *] at sigma [B]: the pipeline's own.
@@ -251,7 +239,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
 
     @contextmanager
     def reading(self, twin: Any) -> Iterator[None]:
-        """Let a twin read prompts by its own encoders, or from memory where these are not loaded."""
+        """Let a twin read prompts by its own encoders, or from memory where texts are cached."""
         if self._memory is not None and self._tuned.tuning.runtime.cache is not None:
             self._memory.device = self.device
             vars(twin)["encode_prompt"] = self._memory
@@ -517,6 +505,36 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
                 f"{levels.tolist()}"
             )
         return Grid(levels.tolist(), times, own, layout)
+
+
+class EditingPipelineCall(PipelineCall):
+    """The same of a pipeline that starts from images; each row has a call of its own."""
+
+    @property
+    def most_sources(self) -> int:
+        """Return how many images a prompt may start from."""
+        return self.options.sources
+
+    def encode(self, prompts: list[str]) -> Cond:
+        """Raise DataError: an edit starts from an image."""
+        raise DataError(
+            f"encode: {self.name} starts from images, but no prompt has a source; name one in each "
+            "record"
+        )
+
+    def encode_ahead(self, prompts: Sequence[str]) -> None:
+        """Do nothing: what a prompt becomes depends on its source."""
+
+    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
+        """Return ``text`` [G]: the numbers of prompts with the images that they start from. Raise
+        DataError for another number of these."""
+        stacked(prompts, sources, self.most_sources)
+        pairs = zip(prompts, sources, strict=True)
+        return self._encoded([Asked(prompt, source) for prompt, source in pairs])
+
+    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Return what diffusers' pipeline is called with; all prompts have the first's source."""
+        return self._images(sources[0])
 
 
 def _first_step(real: Any) -> Any:

@@ -31,7 +31,6 @@ LIMITS = {
     "images": (1e-4, 2e-2),
     "rows": (1e-5, 2e-2),
 }
-FLOW_MAP = "its network is told the time of the next step, too: a flow map, no velocity"
 MEMORY = (
     "what it makes of a state depends on the steps before, as guidance with a momentum does, so "
     "there is no velocity at a state; set the argument in model.call that turns this off"
@@ -204,8 +203,7 @@ def _velocities(
             gaps = min(gaps, alone, key=max)
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     if gaps[worst] > limit:
-        kind = type(model.scheduler).__name__
-        reason = FLOW_MAP if "FlowMap" in kind else MEMORY if gaps[0] <= limit else OTHER
+        reason = MEMORY if gaps[0] <= limit else OTHER
         raise ModelError(
             f"{model.name}: the velocity at step {worst + 1} of {len(gaps)} differs by "
             f"{gaps[worst]:.1e} (at most {limit:.0e}) from that of its own run: {reason}"

@@ -323,7 +323,8 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             own = torch.tensor([self._own(levels[0]), self._own(0.0)], device=self.device)
             alone = len(set(levels)) == 1
             times = times[:1] if alone else row_times(times)
-            scheduler, steps, place = probe(self.scheduler, times, own), 1, 0
+            scheduler, place = probe(self.scheduler, times, own), 0
+            steps = STEPS if grid is None else len(grid.times)
         given = self.arguments(asked, layout, steps) | {"latents": layout.to_entry(x)}
         wanted = torch.is_grad_enabled()
         # one graph of a compiled network for calls with and without a gradient
@@ -376,7 +377,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         nothing = torch.zeros(0, device=self.device)
         if self.passes_empty:
             scheduler = probe(self.scheduler, nothing, nothing)
-            given = self.arguments(asked, layout, 1) | {"latents": layout.to_entry(x0)}
+            given = self.arguments(asked, layout, STEPS) | {"latents": layout.to_entry(x0)}
             try:
                 return _pixels(self._run(scheduler, given))
             except Exception:  # of a pipeline that needs a step
@@ -385,7 +386,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         one = self._time(1.0, layout).to(self.device)
         own = torch.tensor([self._own(1.0), self._own(0.0)], device=self.device)
         scheduler = probe(self.scheduler, one, own, end=x0.to(layout.dtype))
-        given = self.arguments(asked, layout, 1) | {"latents": layout.to_entry(x0)}
+        given = self.arguments(asked, layout, STEPS) | {"latents": layout.to_entry(x0)}
         with self._stubs.passing(self.networks):
             return _pixels(self._run(scheduler, given))
 
@@ -412,7 +413,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         layout = next(iter(self._layouts.values()), sizeless)
         time = torch.tensor([self._own(1.0) * 1000], device=self.device)
         scheduler = probe(self.scheduler, time, torch.tensor([1.0, 0.0], device=self.device))
-        given = self.arguments([asked], layout, 1)
+        given = self.arguments([asked], layout, STEPS)
         self._until_asked(scheduler, given)
 
     def _until_asked(self, scheduler: Any, given: dict[str, Any]) -> None:

@@ -58,6 +58,10 @@ FLOWS = (
     "SASolverScheduler",
     "DPMSolverSinglestepScheduler",
 )
+FLOW_MAP = (
+    "the network is told the time of the next step, too, so its output is that of a flow map, and no "
+    "velocity at a state; train the model that it was made of"
+)
 EULER = ("FlowMatchEulerDiscreteScheduler",)
 
 
@@ -186,6 +190,8 @@ def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
 
 def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> None:
     """Raise ModelError for a scheduler under which a network's output is no velocity."""
+    if "FlowMap" in kind:
+        raise ModelError(f"{where}: {kind}: {FLOW_MAP}")
     if kind not in FLOWS:
         predicts = settings.get("prediction_type", "no velocity")
         raise ModelError(

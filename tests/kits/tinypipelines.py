@@ -14,7 +14,7 @@ from diffusers import AutoencoderDC, AutoencoderKLQwenImage, FlowMatchEulerDiscr
 from tiny import _clip, _clip_config, _clip_tokenizer, _t5, _t5_tokenizer, vae
 from tinylm import qwen_tokenizer
 from tinywan import UNIPC, umt5, wan_transformer, wan_vae
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 from transformers import (
     CLIPTextModel,
     Gemma2Config,
@@ -52,6 +52,9 @@ def letters() -> PreTrainedTokenizerFast:
     marks = ["<pad>", "<bos>", "<eos>", "<unk>", "<|im_start|>", "<|im_end|>"]
     known = [*marks, *string.ascii_letters, *string.digits, *string.punctuation, " ", "\n"]
     base = Tokenizer(models.BPE({one: i for i, one in enumerate(known)}, [], unk_token="<unk>"))
+    base.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", known.index("<bos>"))]
+    )
     made = PreTrainedTokenizerFast(
         tokenizer_object=base,
         pad_token="<pad>",
@@ -412,8 +415,8 @@ def anyflow() -> Any:
 
 
 def hidream() -> Any:
-    """Make a HiDream-I1."""
-    return diffusers.HiDreamImagePipeline(
+    """Make a HiDream-I1, whose images are small: it scales every size to its own area."""
+    made = diffusers.HiDreamImagePipeline(
         transformer=diffusers.HiDreamImageTransformer2DModel(
             patch_size=2,
             in_channels=4,
@@ -441,6 +444,8 @@ def hidream() -> Any:
         text_encoder_4=LlamaForCausalLM(LlamaConfig(**language(), output_hidden_states=True)).eval(),
         tokenizer_4=letters(),
     )
+    made.default_sample_size = SIZE // 8
+    return made
 
 
 def bria() -> Any:

@@ -208,7 +208,7 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
         wanted = " or ".join(map(repr, expected))
         raise ModelError(
             f"{file}: expected _class_name {wanted}, got {found!r}; this model needs another "
-            "adapter"
+            "adapter: leave model.fn out, or take fn: pipeline, which asks any pipeline's own call"
         )
     # a list names the library and the class of a part; what is no list is a setting
     broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from flowrl.models.by_call.options import (
 from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.by_call.texts import KeyedTexts
 from flowrl.models.loading import Loaded, PipelinePart, first_line, locate
-from flowrl.models.options import Tuning, options_of, pick_tuning, warn_if_distilled
+from flowrl.models.options import options_of, pick_tuning, warn_if_distilled
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
 from flowrl.models.wan_experts import LOW, Experts
 
@@ -124,7 +124,10 @@ def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) ->
     tuning = pick_tuning(options, ())
     if options.tune == "lora" and not tuning.targets:
         tuning = tuning._replace(targets=lora_targets(network))
-        print(f"{type(pipe).__name__}: LoRA on {', '.join(tuning.targets)} (model.lora.targets)")
+        print(
+            f"{type(pipe).__name__}: LoRA on {', '.join(tuning.targets)} (model.lora.targets)",
+            file=sys.stderr,
+        )
     if options.tune != "none":
         warn_if_distilled(options.path)
     tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)
@@ -156,6 +159,21 @@ def read_index(path: str) -> tuple[Mapping[str, Any], str]:
 def class_of(path: str) -> str:
     """Return the name of a pipeline's class. Raise ModelError."""
     return str(read_index(path)[0].get("_class_name"))
+
+
+def fn_for(path: Any) -> str:
+    """Return the name of what loads a path: its class's adapter, else `pipeline`, which is said in
+    a line. Raise ModelError."""
+    if not isinstance(path, str):
+        raise ConfigError(f"model.path: expected a folder or a Hugging Face id, got {path!r}")
+    name = class_of(path)
+    if name in ADAPTERS:
+        return ADAPTERS[name]
+    print(
+        f"model: {path} is a {name}, which has no adapter: its own call is asked (fn: pipeline)",
+        file=sys.stderr,
+    )
+    return "pipeline"
 
 
 def _settings(path: str, part: str) -> Mapping[str, Any]:
@@ -267,11 +285,3 @@ def _dtype_name(dtype: torch.dtype) -> str:
     raise ModelError(
         f"model: expected float32, bfloat16 or float16{near(str(dtype), DTYPES)}, got {dtype}"
     )
-
-
-def takes(kind: Any) -> list[str]:
-    """Return the arguments of a pipeline class's ``__call__``."""
-    return [*inspect.signature(kind.__call__.__wrapped__).parameters]
-
-
-__all__ = ["ADAPTERS", "Tuning", "class_of", "from_pipeline", "pipeline", "read_index"]

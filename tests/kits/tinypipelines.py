@@ -177,8 +177,9 @@ def cogview4() -> Any:
             time_embed_dim=8,
             condition_dim=4,
         ),
-        scheduler=flow(base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True,
-                       time_shift_type="linear"),
+        scheduler=flow(
+            base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True, time_shift_type="linear"
+        ),
         vae=vae(4, shift=None),
         text_encoder=GlmModel(GlmConfig(**language())).eval(),
         tokenizer=letters(),
@@ -441,7 +442,9 @@ def hidream() -> Any:
         tokenizer_2=_clip_tokenizer(),
         text_encoder_3=_t5(),
         tokenizer_3=_t5_tokenizer(),
-        text_encoder_4=LlamaForCausalLM(LlamaConfig(**language(), output_hidden_states=True)).eval(),
+        text_encoder_4=LlamaForCausalLM(
+            LlamaConfig(**language(), output_hidden_states=True)
+        ).eval(),
         tokenizer_4=letters(),
     )
     made.default_sample_size = SIZE // 8
@@ -491,16 +494,26 @@ def skyreels() -> Any:
 VIDEO: dict[str, Any] = {"frames": 5}
 TINY: dict[str, TinyPipeline] = {
     "Lumina2Pipeline": TinyPipeline(lumina2, {"call": {"guidance_scale": 3.0}}),
-    "ChromaPipeline": TinyPipeline(chroma, {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}}),
+    "ChromaPipeline": TinyPipeline(
+        chroma, {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}}
+    ),
     "AuraFlowPipeline": TinyPipeline(auraflow, {"call": {"guidance_scale": 3.0}}),
     "CogView4Pipeline": TinyPipeline(cogview4, {"call": {"guidance_scale": 3.0}}),
     "SanaPipeline": TinyPipeline(
         sana,
-        {"call": {"guidance_scale": 3.0, "use_resolution_binning": False, "complex_human_instruction": None}},
+        {
+            "call": {
+                "guidance_scale": 3.0,
+                "use_resolution_binning": False,
+                "complex_human_instruction": None,
+            }
+        },
     ),
     "Krea2Pipeline": TinyPipeline(krea2, {"call": {"guidance_scale": 3.0}}),
     "OvisImagePipeline": TinyPipeline(ovis, {"call": {"guidance_scale": 3.0}}),
-    "HiDreamImagePipeline": TinyPipeline(hidream, {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}}),
+    "HiDreamImagePipeline": TinyPipeline(
+        hidream, {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}}
+    ),
     "BriaPipeline": TinyPipeline(bria, {"call": {"guidance_scale": 3.0}}),
     "WanPipeline": TinyPipeline(wan, VIDEO | {"call": {"guidance_scale": 3.0}, "adapter": False}),
     "LTXPipeline": TinyPipeline(ltx, {"frames": 9, "call": {"guidance_scale": 3.0}}),

@@ -1,8 +1,8 @@
 """The fence: what a pipeline without adapter must show before anything is trained with it.
 
 The pipeline's public ``__call__`` runs once, with its own scheduler, for the run's own number of
-steps; what it handed to its scheduler is compared with what `PipelineCall` makes of the same states. What
-does not hold is refused by name, with the figure and the reason.
+steps; what it handed to its scheduler is compared with what `PipelineCall` makes of the same
+states. What does not hold is refused by name, with the figure and the reason.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def fence(
     model: PipelineCall, steps: int, height: int, width: int, *, training: bool = True
 ) -> Fence:
     """Compare a model with its pipeline's public call for a run of ``steps``, and set what may
-    share a call of it. ``training``: also see that gradients reach what is trained. Raise ModelError with
-    the figure for what does not hold."""
+    share a call of it. ``training``: also see that gradients reach what is trained. Raise
+    ModelError with the figure for what does not hold."""
     short = model.dtype != torch.float32
     layout = model.layout(height, width)
     grid = model.grid(steps, height, width)

@@ -86,7 +86,8 @@ def learn_layout(
         except Exception as error:  # each pipeline refuses other shapes in its own way
             tried.append(f"{[*entry.shape]}: {error}")
             continue
-        if again.shape == sample.shape and torch.equal(again.float(), sample.float()):
+        kept = entry.shape != sample.shape or torch.equal(again.float(), entry.float())
+        if again.shape == sample.shape and torch.equal(again.float(), sample.float()) and kept:
             break
         tried.append(f"{[*entry.shape]}: its first step sees other numbers")
     else:

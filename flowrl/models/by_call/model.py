@@ -80,9 +80,9 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         self._stubs = Stubs()
         self._memory: RememberedTexts | None = None
         if hasattr(pipeline, "encode_prompt"):
-            reader = self._twin(self.text_device)
+            signature = inspect.signature(pipeline.encode_prompt)
             self._memory = RememberedTexts(
-                reader.encode_prompt, tuned.texts, reads_on=self.text_device
+                self._read, signature, tuned.texts, reads_on=self.text_device
             )
 
     # ------------------------------------------------------------------------------ the contract
@@ -247,6 +247,10 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             yield
 
     # --------------------------------------------------------------------------------- the work
+
+    def _read(self, **given: Any) -> Any:
+        """Read prompts by the pipeline's own encoders, which are loaded by now."""
+        return self._twin(self.text_device).encode_prompt(**given)
 
     def _images(self, source: Source) -> dict[str, Any]:
         images = to_pil(source)

@@ -59,8 +59,8 @@ FLOWS = (
     "DPMSolverSinglestepScheduler",
 )
 FLOW_MAP = (
-    "the network is told the time of the next step, too, so its output is that of a flow map, and no "
-    "velocity at a state; train the model that it was made of"
+    "the network is told the time of the next step, too, so its output is that of a flow map, and "
+    "no velocity at a state; train the model that it was made of"
 )
 EULER = ("FlowMatchEulerDiscreteScheduler",)
 

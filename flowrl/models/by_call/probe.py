@@ -138,11 +138,11 @@ class Stubs:
         with ExitStack() as stack:
             undo = []
             for name, network in networks.items():
-                real = network.forward
+                own, real = vars(network).get("forward"), network.forward
                 network.forward = functools.partial(  # type: ignore[method-assign]
                     self._zeros, name, real
                 )
-                undo.append(functools.partial(vars(network).pop, "forward", None))
+                undo.append(functools.partial(_put_back, network, own))
             for put_back in undo:
                 stack.callback(put_back)
 
@@ -159,6 +159,13 @@ class Stubs:
                 self._known[key] = _mapped(real(*args, **named), lambda t: t.to("meta"))
         device = _first(args, named).device
         return _mapped(self._known[key], lambda t: torch.zeros_like(t, device=device))
+
+
+def _put_back(network: nn.Module, own: Any) -> None:
+    """Let a network compute by its class's forward again, or by one of its own."""
+    vars(network).pop("forward", None)
+    if own is not None:
+        network.forward = own
 
 
 @contextmanager

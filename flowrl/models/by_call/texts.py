@@ -50,11 +50,18 @@ class KeyedTexts(Texts):
 class RememberedTexts:
     """Stands in the place of a pipeline's ``encode_prompt``."""
 
-    def __init__(self, encode: Callable[..., Any], texts: Texts, *, reads_on: torch.device) -> None:
-        """``encode`` is the pipeline's own, of a pipeline whose encoders are on ``reads_on``;
-        ``texts`` keeps what it makes."""
-        self._encode, self._texts, self._reads_on = encode, texts, reads_on
-        self._signature = inspect.signature(encode)
+    def __init__(
+        self,
+        encode: Callable[..., Any],
+        signature: inspect.Signature,
+        texts: Texts,
+        *,
+        reads_on: torch.device,
+    ) -> None:
+        """``encode`` asks the pipeline's own, of that signature, whose encoders are on
+        ``reads_on``; ``texts`` keeps what it makes."""
+        self._encode, self._signature = encode, signature
+        self._texts, self._reads_on = texts, reads_on
         self._live: dict[tuple[str, str], Entry] = {}
         self._ways: dict[str, Any] = {}  # forms that tell where prompts are, by other arguments
         self.device = reads_on  # where the pipeline wants them

@@ -210,13 +210,20 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
             f"{file}: expected _class_name {wanted}, got {found!r}; this model needs another "
             "adapter: leave model.fn out, or take fn: pipeline, which asks any pipeline's own call"
         )
-    # a list names the library and the class of a part; what is no list is a setting
-    broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]
+    # a list of texts names the library and the class of a part; everything else is a setting
+    broken = [name for name, entry in index.items() if names_part(entry) and len(entry) != 2]
     if broken:
         raise ModelError(
             f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}"
         )
     return dict(index)
+
+
+def names_part(entry: Any) -> bool:
+    """Tell whether an entry of an index is a part, as [library, class] or [null, null], and no
+    setting, such as a list of numbers."""
+    words = (str, type(None))
+    return isinstance(entry, list) and bool(entry) and all(isinstance(one, words) for one in entry)
 
 
 def _read_json(file: Path) -> Any:
@@ -231,7 +238,7 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Pipeline
     """Check the class of every part in the index; return the optional parts that are null there."""
     # another library would mean code from the model's folder
     for name, entry in index.items():
-        if isinstance(entry, list) and entry[0] not in (None, "diffusers", "transformers"):
+        if names_part(entry) and entry[0] not in (None, "diffusers", "transformers"):
             raise ModelError(
                 f"{folder / 'model_index.json'}: {name} comes from {entry[0]!r}; flowrl runs only "
                 "code of diffusers"

@@ -29,7 +29,7 @@ from flowrl.models.by_call.options import (
 )
 from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.by_call.texts import KeyedTexts
-from flowrl.models.loading import Loaded, PipelinePart, first_line, locate
+from flowrl.models.loading import Loaded, PipelinePart, first_line, locate, names_part
 from flowrl.models.options import options_of, pick_tuning, warn_if_distilled
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
 from flowrl.models.wan_experts import LOW, Experts
@@ -196,7 +196,7 @@ def _parts(index: Mapping[str, Any], where: str) -> tuple[dict[str, PipelinePart
     parts: dict[str, PipelinePart] = {}
     networks = []
     for name, entry in index.items():
-        if not isinstance(entry, list) or len(entry) != 2:
+        if not names_part(entry) or len(entry) != 2:
             continue
         library, kind = entry
         if kind is None:

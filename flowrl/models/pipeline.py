@@ -122,6 +122,11 @@ def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) ->
         joined = Experts(pipe.transformer, pipe.transformer_2)
     network = getattr(pipe, networks[0])
     tuning = pick_tuning(options, ())
+    if options.tune == "lora" and not hasattr(network, "add_adapter"):
+        raise ModelError(
+            f"model.tune: diffusers {diffusers.__version__} puts no LoRA on a "
+            f"{type(network).__name__}; set model.tune to full"
+        )
     if options.tune == "lora" and not tuning.targets:
         tuning = tuning._replace(targets=lora_targets(network))
         print(

@@ -4,6 +4,7 @@ random text encoders: for a pipeline that is asked by its own call."""
 from __future__ import annotations
 
 import string
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,14 +12,26 @@ from typing import Any, NamedTuple
 import diffusers
 import torch
 from diffusers import AutoencoderDC, AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler
-from tiny import _clip, _clip_config, _clip_tokenizer, _t5, _t5_tokenizer, vae
-from tinylm import qwen_tokenizer
+from startkit import tiny_kontext
+from tiny import (
+    _clip,
+    _clip_config,
+    _clip_tokenizer,
+    _t5,
+    _t5_tokenizer,
+    tiny_flux,
+    tiny_sd3,
+    vae,
+)
+from tinylm import qwen_tokenizer, tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
 from tinywan import UNIPC, umt5, wan_transformer, wan_vae
 from tokenizers import Tokenizer, models, processors
 from transformers import (
     CLIPTextModel,
     Gemma2Config,
     Gemma2Model,
+    GemmaConfig,
+    GemmaModel,
     GlmConfig,
     GlmModel,
     LlamaConfig,
@@ -29,7 +42,9 @@ from transformers import (
     Qwen3Model,
     Qwen3VLConfig,
     Qwen3VLModel,
+    T5GemmaConfig,
 )
+from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
 
 WIDTH = 32  # hidden size of every language model
 SIZE = 64  # pixels
@@ -491,8 +506,84 @@ def skyreels() -> Any:
     )
 
 
+def lumina() -> Any:
+    """Make the first Lumina."""
+    return diffusers.LuminaPipeline(
+        transformer=diffusers.LuminaNextDiT2DModel(
+            sample_size=8,
+            patch_size=2,
+            in_channels=4,
+            hidden_size=24,
+            num_layers=2,
+            num_attention_heads=3,
+            num_kv_heads=1,
+            multiple_of=16,
+            cross_attention_dim=WIDTH,
+        ),
+        scheduler=flow(),
+        vae=vae(4, shift=None),
+        text_encoder=GemmaModel(GemmaConfig(**language())).eval(),
+        tokenizer=letters(),
+    )
+
+
+def prx() -> Any:
+    """Make a PRX."""
+    inner = language() | {"model_type": "t5_gemma_module"}
+    config = T5GemmaConfig(encoder=inner, decoder=inner, is_encoder_decoder=True)
+    return diffusers.PRXPipeline(
+        transformer=diffusers.PRXTransformer2DModel(
+            in_channels=4,
+            patch_size=2,
+            context_in_dim=WIDTH,
+            hidden_size=16,
+            mlp_ratio=2.0,
+            num_heads=2,
+            depth=1,
+            axes_dim=[4, 4],
+        ),
+        scheduler=flow(),
+        vae=vae(4, shift=None),
+        text_encoder=T5GemmaEncoder(config.encoder).eval(),
+        tokenizer=letters(),
+    )
+
+
+def saved(make: Callable[[Path], Path], kind: str = "", **nothing: None) -> Callable[[], Any]:
+    """Return how to load what another kit writes into a folder; as another class of equal parts."""
+
+    def load() -> Any:
+        loader = getattr(diffusers, kind or "DiffusionPipeline")
+        with tempfile.TemporaryDirectory() as folder:
+            made = loader.from_pretrained(make(Path(folder)), **nothing)
+        # it is in memory now
+        made.register_to_config(_name_or_path="")
+        return made
+
+    return load
+
+
+NO_T5: dict[str, None] = {"text_encoder_3": None, "tokenizer_3": None}
 VIDEO: dict[str, Any] = {"frames": 5}
 TINY: dict[str, TinyPipeline] = {
+    "StableDiffusion3Pipeline": TinyPipeline(
+        saved(tiny_sd3, **NO_T5), {"call": {"guidance_scale": 3.0}}
+    ),
+    "FluxPipeline": TinyPipeline(saved(tiny_flux), {"call": {"guidance_scale": 3.0}}),
+    "Flux2Pipeline": TinyPipeline(saved(tiny_flux2), {"call": {"guidance_scale": 3.0}}),
+    "Flux2KleinPipeline": TinyPipeline(saved(tiny_klein), {"call": {"guidance_scale": 3.0}}),
+    "QwenImagePipeline": TinyPipeline(
+        saved(tiny_qwen_image), {"call": {"true_cfg_scale": 3.0}, "negative_prompt": "dull"}
+    ),
+    "ZImagePipeline": TinyPipeline(saved(tiny_z_image), {"call": {"guidance_scale": 3.0}}),
+    "FluxKontextPipeline": TinyPipeline(
+        saved(tiny_kontext),
+        {"sources": 1, "call": {"guidance_scale": 3.0, "max_area": 4096, "_auto_resize": False}},
+    ),
+    "LuminaPipeline": TinyPipeline(lumina, {"tune": "full", "call": {"guidance_scale": 3.0}}),
+    "PRXPipeline": TinyPipeline(
+        prx, {"call": {"guidance_scale": 3.0, "use_resolution_binning": False}}
+    ),
     "Lumina2Pipeline": TinyPipeline(lumina2, {"call": {"guidance_scale": 3.0}}),
     "ChromaPipeline": TinyPipeline(
         chroma, {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}}
@@ -515,7 +606,7 @@ TINY: dict[str, TinyPipeline] = {
         hidream, {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}}
     ),
     "BriaPipeline": TinyPipeline(bria, {"call": {"guidance_scale": 3.0}}),
-    "WanPipeline": TinyPipeline(wan, VIDEO | {"call": {"guidance_scale": 3.0}, "adapter": False}),
+    "WanPipeline": TinyPipeline(wan, VIDEO | {"call": {"guidance_scale": 3.0}}),
     "LTXPipeline": TinyPipeline(ltx, {"frames": 9, "call": {"guidance_scale": 3.0}}),
     "HunyuanVideoPipeline": TinyPipeline(hunyuan_video, VIDEO | {"call": {"guidance_scale": 3.0}}),
     "MochiPipeline": TinyPipeline(mochi, {"frames": 7, "call": {"guidance_scale": 3.0}}),

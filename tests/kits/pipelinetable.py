@@ -62,7 +62,7 @@ def row(name: str) -> tuple[str, str, str]:
 
 
 def why_not(kind: Any) -> str:
-    """Say why a class cannot be asked, by its signatures alone; empty: nothing speaks against it."""
+    """Say why a class cannot be asked, by its signatures; empty: nothing speaks against it."""
     try:
         check_class(kind, kind.__name__, checked_options(PipelineCallOptions, path="a"))
     except FlowRLError as error:
@@ -83,9 +83,8 @@ def why_not(kind: Any) -> str:
 
 def plain(said: str, name: str) -> str:
     """Return the first sentence of a message, without the class and what it lists."""
-    said = re.sub(rf"^(the )?{name}( in memory)?: ", "", said)
-    said = said.removeprefix(f"{name}: ")
-    return re.split(r"(?<=[a-z)])[;.] |, expected one of|; expected one of", said)[0][:140]
+    said = re.sub(rf"^(the )?{name}( in memory)?: ", "", said).removeprefix(f"{name}: ")
+    return re.split(r", so it cannot|, so its output|[;.] ", said)[0]
 
 
 def table() -> str:

@@ -569,6 +569,9 @@ TINY: dict[str, TinyPipeline] = {
     "StableDiffusion3Pipeline": TinyPipeline(
         saved(tiny_sd3, **NO_T5), {"call": {"guidance_scale": 3.0}}
     ),
+    "StableDiffusion3PAGPipeline": TinyPipeline(
+        saved(tiny_sd3, "StableDiffusion3PAGPipeline", **NO_T5), {"call": {"guidance_scale": 3.0}}
+    ),
     "FluxPipeline": TinyPipeline(saved(tiny_flux), {"call": {"guidance_scale": 3.0}}),
     "Flux2Pipeline": TinyPipeline(saved(tiny_flux2), {"call": {"guidance_scale": 3.0}}),
     "Flux2KleinPipeline": TinyPipeline(saved(tiny_klein), {"call": {"guidance_scale": 3.0}}),
@@ -582,7 +585,8 @@ TINY: dict[str, TinyPipeline] = {
     ),
     "LuminaPipeline": TinyPipeline(lumina, {"tune": "full", "call": {"guidance_scale": 3.0}}),
     "PRXPipeline": TinyPipeline(
-        prx, {"call": {"guidance_scale": 3.0, "use_resolution_binning": False}}
+        prx,
+        {"tune": "full", "call": {"guidance_scale": 3.0, "use_resolution_binning": False}},
     ),
     "Lumina2Pipeline": TinyPipeline(lumina2, {"call": {"guidance_scale": 3.0}}),
     "ChromaPipeline": TinyPipeline(

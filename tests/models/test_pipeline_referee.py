@@ -106,7 +106,8 @@ def test_velocities_and_gradients_are_equal(both: tuple[PipelineCall, Any, Any])
         wanted.square().sum(), [*adapter.trainable().values()], allow_unused=True
     )
     assert by_call.trainable().keys() == adapter.trainable().keys()
-    assert [g is None for g in found] == [g is None for g in other]
+    for one, two in zip(found, other, strict=True):
+        assert (one is None) == (two is None)
     length = torch.stack([g.norm() for g in other if g is not None]).norm()
     for one, two in zip(found, other, strict=True):
         if one is not None and two is not None:

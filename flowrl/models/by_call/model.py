@@ -222,7 +222,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         if "num_frames" in self.takes:
             given["num_frames"] = self.frames
         given |= rewriters(self.takes)
-        given |= self.options.call
+        given |= self.options.arguments
         if asked[0].source:
             given |= self._images(asked[0].source)
         unset = () if layout.height else ("height", "width")

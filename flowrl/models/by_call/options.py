@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Self
 
 import diffusers
@@ -71,7 +71,7 @@ class PipelineCallOptions(PipelineOptions):
 
     # arguments of the pipeline's __call__, by the names that diffusers gives them: guidance_scale,
     # max_sequence_length and so on; what is left out is as the pipeline has it
-    call: dict[str, Any] = field(default_factory=dict)
+    call: dict[str, Any] | None = None
     # None: what the pipeline has by default
     negative_prompt: str | None = None
     frames: Frames = 1  # of a video pipeline
@@ -79,10 +79,15 @@ class PipelineCallOptions(PipelineOptions):
     branches: ClassVar[tuple[str, float]] = ("call", 1.0)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """Return ``call``, {} where there is none."""
+        return self.call or {}
+
+    @property
     def cfg_scale(self) -> float:
         """Return the scale of guidance in ``call``; 1 where there is none."""
         for name in GUIDES:
-            value = self.call.get(name)
+            value = self.arguments.get(name)
             if isinstance(value, int | float):
                 return float(value)
         return 1.0
@@ -90,7 +95,7 @@ class PipelineCallOptions(PipelineOptions):
     def guided_by(self, scale: float, *, off: bool = False) -> Self:
         """Return the same options with another scale of guidance. Raise ConfigError where ``call``
         sets none: the pipeline's own argument is not known here."""
-        name = next((one for one in GUIDES if one in self.call), "")
+        name = next((one for one in GUIDES if one in self.arguments), "")
         if not name:
             raise ConfigError(
                 f"guidance: set the pipeline's own argument in model.call, such as {GUIDES[1]}, so "
@@ -98,7 +103,7 @@ class PipelineCallOptions(PipelineOptions):
             )
         if scale < 1 or (scale == 1 and not off):
             raise ConfigError(f"guidance: expected a scale above 1, got {scale:g}")
-        return replace(self, call=self.call | {name: scale})
+        return replace(self, call=self.arguments | {name: scale})
 
     @model_validator(mode="after")
     def _check_negative_prompt(self) -> Self:
@@ -106,7 +111,7 @@ class PipelineCallOptions(PipelineOptions):
 
     @model_validator(mode="after")
     def _check_call(self) -> Self:
-        for name, value in self.call.items():
+        for name, value in self.arguments.items():
             if name in INSTEAD:
                 raise ValueError(f"call.{name}: set {INSTEAD[name]}")
             if name in OURS:
@@ -170,7 +175,7 @@ def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
                 f"{where}: {kind.__name__} has no argument {name!r}: {why}, so it cannot be asked "
                 "for the velocity at a state; it needs an adapter"
             )
-    for name in options.call:
+    for name in options.arguments:
         if name not in takes:
             known = [one for one in takes if one not in ("self", *OURS)]
             raise ConfigError(f"call {unknown(name, known, 'argument')}")

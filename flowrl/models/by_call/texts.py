@@ -212,7 +212,8 @@ def _flat(found: Any, tensors: dict[str, Tensor], kinds: Any) -> Any:
 def _together(entries: Sequence[Entry]) -> Any:
     """Put the embeddings of prompts together as one call would have returned them. Raise Unequal
     where they do not fit."""
-    return _joined([entry.form for entry in entries], [entry.tensors for entry in entries])
+    forms, tensors = zip(*entries, strict=True)
+    return _joined(forms, tensors)
 
 
 def _joined(forms: Sequence[Any], tensors: Sequence[Mapping[str, Tensor]]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from flowrl.core.errors import ConfigError, ModelError, near
 from flowrl.core.files import read_text
 from flowrl.core.processes import sharded
 from flowrl.core.types import FlowModel
+from flowrl.models.by_call.fence import fence
 from flowrl.models.by_call.model import EditingPipelineCall, PipelineCall
 from flowrl.models.by_call.options import (
     PipelineCallOptions,
@@ -29,10 +29,23 @@ from flowrl.models.by_call.options import (
 )
 from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.by_call.texts import KeyedTexts
+from flowrl.models.flux import flux
+from flowrl.models.flux2 import flux2
+from flowrl.models.flux2_klein import flux2_klein
+from flowrl.models.flux_kontext import flux_kontext
 from flowrl.models.loading import Loaded, PipelinePart, first_line, locate, names_part
 from flowrl.models.options import options_of, pick_tuning, warn_if_distilled
+from flowrl.models.qwen_edit import qwen_edit
+from flowrl.models.qwen_edit_plus import qwen_edit_plus
+from flowrl.models.qwen_image import qwen_image
+from flowrl.models.sd3 import sd3
+from flowrl.models.sd15 import sd15
+from flowrl.models.sdxl import sdxl
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
+from flowrl.models.wan import wan
 from flowrl.models.wan_experts import LOW, Experts
+from flowrl.models.wan_i2v import wan_i2v
+from flowrl.models.z_image import z_image
 
 ADAPTERS = {
     "StableDiffusionPipeline": "sd15",
@@ -49,6 +62,9 @@ ADAPTERS = {
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan_i2v",
 }
+_MADE_BY = (sd15, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, z_image, wan, wan_i2v)
+_QWEN = (qwen_image, qwen_edit, qwen_edit_plus)
+MAKERS = {make.__name__: make for make in (*_MADE_BY, *_QWEN)}
 NETWORKS = ("transformer", "unet", "prior")  # parts that are trained, the first that is there
 
 
@@ -100,9 +116,8 @@ def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowMod
     options.setdefault("dtype", _dtype_name(network.dtype))
     name = ADAPTERS.get(kind.__name__) if adapter else None
     if name is not None:
-        make = getattr(importlib.import_module(f"flowrl.models.{name}"), name)
         with given(pipe):
-            model: FlowModel = make(**options)
+            model: FlowModel = MAKERS[name](**options)
         return model
     checked = pipeline.options(**options)  # type: ignore[attr-defined]
     where = f"the {kind.__name__} in memory"
@@ -136,7 +151,7 @@ def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) ->
     if options.tune != "none":
         warn_if_distilled(options.path)
     tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)
-    model = (EditingPipelineCall if options.sources else PipelineCall)(tuned, options)
+    model = (EditingPipelineCall if options.sources else PipelineCall)(tuned, options, fence)
     model.networks = {name: getattr(pipe, name) for name in networks}
     return model
 

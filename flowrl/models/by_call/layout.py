@@ -7,6 +7,7 @@ learned by handing in numbers from 0 on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def drawn(pipeline: Any) -> Iterator[list[Tensor]]:
 
     # every module that the class comes from has a name of its own for the function
     homes = {kind.__module__ for kind in type(pipeline).__mro__}
-    modules = [__import__(home, fromlist=["randn_tensor"]) for home in sorted(homes)]
+    modules = [sys.modules[home] for home in sorted(homes)]
     having = [module for module in modules if getattr(module, "randn_tensor", None) is real]
     try:
         for module in having:

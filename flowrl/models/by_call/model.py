@@ -60,8 +60,12 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
     has found equal to that.
     """
 
-    def __init__(self, tuned: TunedPipeline, options: PipelineCallOptions) -> None:
+    def __init__(
+        self, tuned: TunedPipeline, options: PipelineCallOptions, judge: Callable[..., Any]
+    ) -> None:
+        """``judge`` is what `pass_fence` asks: `flowrl.models.by_call.fence.fence`."""
         super().__init__(tuned, options)
+        self.judge = judge
         pipeline = tuned.pipeline
         self.name = type(pipeline).__name__
         self.scheduler = pipeline.scheduler
@@ -110,9 +114,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
     def pass_fence(self, steps: int, height: int, width: int, *, training: bool = True) -> Any:
         """Compare the model with its pipeline for a run -> the `Fence` that it has passed. Raise
         ModelError for what does not hold."""
-        from flowrl.models.by_call.fence import fence  # late: the fence looks at this class
-
-        found = fence(self, steps, height, width, training=training)
+        found = self.judge(self, steps, height, width, training=training)
         self.fences.append(found)
         return found
 

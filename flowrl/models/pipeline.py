@@ -89,7 +89,7 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
         parts,
         pick_tuning(options, ()),
         network=networks[0],
-        also=networks[1:],
+        also=tuple(networks[1:]),
     )
     return _tuned(loaded, options, networks)
 

@@ -549,7 +549,7 @@ def prx() -> Any:
     )
 
 
-def saved(make: Callable[[Path], Path], kind: str = "", **nothing: None) -> Callable[[], Any]:
+def saved(make: Callable[[Path], Path], kind: str = "", **nothing: Any) -> Callable[[], Any]:
     """Return how to load what another kit writes into a folder; as another class of equal parts."""
 
     def load() -> Any:
@@ -563,7 +563,7 @@ def saved(make: Callable[[Path], Path], kind: str = "", **nothing: None) -> Call
     return load
 
 
-NO_T5: dict[str, None] = {"text_encoder_3": None, "tokenizer_3": None}
+NO_T5: dict[str, Any] = {"text_encoder_3": None, "tokenizer_3": None}
 VIDEO: dict[str, Any] = {"frames": 5}
 TINY: dict[str, TinyPipeline] = {
     "StableDiffusion3Pipeline": TinyPipeline(

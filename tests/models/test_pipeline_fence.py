@@ -70,7 +70,8 @@ def test_guidance_with_a_memory_is_refused_with_the_figure(untouched: Any) -> No
     """The network's output is mixed with that of the step before."""
     pipe = untouched(tiny_pipeline(LUMINA))
     model = from_pipeline(pipe)
-    network, real, before = model.network, model.network.forward, []  # type: ignore[attr-defined]
+    network: Any = model.network  # type: ignore[attr-defined]
+    real, before = network.forward, list[Tensor]()
 
     def forward(*args: Any, **named: Any) -> tuple[Tensor]:
         out = real(*args, **named)[0]

@@ -115,7 +115,12 @@ def test_a_run_ends_in_a_lora_that_the_plain_pipeline_loads(method: str, tmp_pat
     export(run, tmp_path / "lora", iteration="last", weights="current", plugins=PLUGINS)
     model: Any = open_run(run, iteration="last", weights="current", plugins=PLUGINS)[0]
     plain = diffusers.Lumina2Pipeline.from_pretrained(folder)
-    given = {"num_inference_steps": 3, "height": 64, "width": 64, "guidance_scale": 3.0}
+    given: dict[str, Any] = {
+        "num_inference_steps": 3,
+        "height": 64,
+        "width": 64,
+        "guidance_scale": 3.0,
+    }
     given |= {"output_type": "pt", "prompt": ["a red cube"]}
     latents = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(0))
     before = plain(**given, latents=latents).images

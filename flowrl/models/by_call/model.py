@@ -69,7 +69,8 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         pipeline = tuned.pipeline
         self.name = type(pipeline).__name__
         self.scheduler = pipeline.scheduler
-        self._call = type(pipeline).__call__.__wrapped__  # without torch.no_grad
+        kind: Any = type(pipeline)
+        self._call = kind.__call__.__wrapped__  # without torch.no_grad
         self.takes = inspect.signature(self._call).parameters
         self.inverted = bool(self.scheduler.config.get("invert_sigmas", False))
         # what may share a call: "one" row, rows of one "prompt", of several "prompts", of "sigmas"
@@ -226,7 +227,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         given |= rewriters(self.takes)
         given |= self.options.arguments
         if asked[0].source:
-            given |= self._images(asked[0].source)
+            given |= self._shown(asked[0].source)
         unset = () if layout.height else ("height", "width")
         known = self.takes.keys() - unset
         return {name: value for name, value in given.items() if name in known}
@@ -254,7 +255,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         """Read prompts by the pipeline's own encoders, which are loaded by now."""
         return self._twin(self.text_device).encode_prompt(**given)
 
-    def _images(self, source: Source) -> dict[str, Any]:
+    def _shown(self, source: Source) -> dict[str, Any]:
         images = to_pil(source)
         return {"image": images[0] if len(images) == 1 else images}
 
@@ -541,7 +542,7 @@ class EditingPipelineCall(PipelineCall):
 
     def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Return what diffusers' pipeline is called with; all prompts have the first's source."""
-        return self._images(sources[0])
+        return self._shown(sources[0])
 
 
 def _first_step(real: Any) -> Any:

@@ -60,7 +60,8 @@ def probe(
     a pipeline asks is answered as before.
     """
     made = copy.copy(real)
-    made.__class__ = _probe_class(type(real))
+    kind: Any = type(real)
+    made.__class__ = _probe_class(kind)
     made.given = (times, sigmas)
     made.skip, made.end, made.at_step = skip, end, at_step
     made.got = []

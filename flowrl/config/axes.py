@@ -3,7 +3,7 @@
 ============  ====================================================  =========================
 call section  where a bare `fn` is looked up                        mixing weight in the YAML
 ============  ====================================================  =========================
-model         flowrl/models/<fn>.py, the function <fn>
+model         flowrl/models/<fn>.py, the function <fn>; left out, or auto: by the path
 plan          any file of flowrl/algorithms/plans that has plans
 transition    flowrl/algorithms/transitions.py
 rewards.NAME  rewards/<fn>.py, the function or class <fn>           weight (default 1.0)
@@ -47,6 +47,8 @@ class Axis(NamedTuple):
     mix: str = ""  # key of the mixing weight
     mix_default: float | None = None  # None = must be given
     default: str = ""  # the function where `fn` is left out
+    # a function, as module:name, that says it of the call's arguments, also for `fn: auto`
+    chosen_by: str = ""
     # files of the package that hold the functions of another axis; `fn` is not looked up in them
     files_of_other_axes: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()  # further modules in which `fn` is looked up
@@ -58,7 +60,7 @@ class Axis(NamedTuple):
 
 
 AXES = {
-    "model": Axis("flowrl.models", "file"),
+    "model": Axis("flowrl.models", "file", chosen_by="flowrl.models.pipeline:fn_for"),
     "plan": Axis("flowrl.algorithms.plans", "package", positional=1),
     "transition": Axis("flowrl.algorithms.transitions", "module", positional=5, last="noise_scale"),
     "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),

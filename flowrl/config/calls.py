@@ -42,6 +42,7 @@ from flowrl.config.section import arguments, settable
 from flowrl.config.values import MOST, convert, plain
 from flowrl.core.errors import ConfigError, unknown
 
+AUTO = "auto"  # `fn` of a call whose function follows from its arguments
 FrameWay = Literal["mean", "min", "first", "last"]
 """How an image reward judges a video: by all of its frames, or by one."""
 
@@ -222,6 +223,9 @@ def fits(axis: Axis, function: Callable[..., Any]) -> bool:
 def _call_of(axis: Axis, key: str, raw: Any, source: Source) -> dict[str, Any]:
     """Return a call section as it was written, with the default `fn`. Raises ConfigError."""
     call = {"fn": axis.default, **raw} if axis.default and isinstance(raw, dict) else raw
+    if axis.chosen_by and isinstance(raw, dict) and raw.get("fn", AUTO) == AUTO and "path" in raw:
+        module, _, name = axis.chosen_by.partition(":")
+        call = {**raw, "fn": functions_of(module, source.at(key))[name](raw["path"])}
     if not isinstance(call, dict) or not isinstance(call.get("fn"), str):
         expected = "expected a call like {fn: name, argument: value}"
         raise ConfigError(f"{source.at(key)}: {expected}, got {raw!r}")

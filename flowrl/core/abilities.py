@@ -62,6 +62,17 @@ class Guides(Protocol):
 
 
 @runtime_checkable
+class PassesFence(Protocol):
+    """A model that is compared with its own pipeline before it is trained."""
+
+    # for a run of so many steps, of images of so many pixels -> what was compared, with `lines`
+    def pass_fence(self, steps: int, height: int, width: int) -> Any: ...
+
+    # the same of all comparisons, as plain data
+    def fence_record(self) -> list[dict[str, Any]]: ...
+
+
+@runtime_checkable
 class EncodesSources(Protocol):
     """A model whose images start from others, which the prompts' records name: it edits them, or
     sets them in motion."""

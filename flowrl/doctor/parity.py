@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from flowrl.algorithms.rollout.engine import sample_ode
-from flowrl.core.abilities import conditioning
+from flowrl.core.abilities import PassesFence, conditioning
 from flowrl.core.noise_path import per_sample, vp_from_flow
 from flowrl.core.seeds import generator
 from flowrl.core.types import Source
@@ -76,6 +76,8 @@ class Sides(NamedTuple):
 def look_at_parity(examined: ExaminedRun) -> ReportSection:
     """Sample the prompts by the engine and by diffusers' own pipeline, from the same noise."""
     section, model = ReportSection("parity"), examined.model
+    if isinstance(model, PassesFence):
+        return _look_at_fence(section, examined)
     if not isinstance(model, PipelineModel):
         section.skipped = f"{examined.config.model.fn} is no pipeline of diffusers"
         return section
@@ -114,6 +116,20 @@ def look_at_parity(examined: ExaminedRun) -> ReportSection:
     section.lines.append(
         f"{steps} steps without noise of {len(x)} prompts, beside {type(model.pipeline()).__name__}"
     )
+    return section
+
+
+def _look_at_fence(section: ReportSection, examined: ExaminedRun) -> ReportSection:
+    """Show what a pipeline without adapter has shown; one that differs was refused while it was
+    loaded."""
+    steps, size = len(examined.rollout.sigmas) - 1, examined.trainer.size
+    fence = examined.model.pass_fence(steps, *size, training=False)  # type: ignore[attr-defined]
+    section.lines += fence.lines[:1]
+    section.table += [["", "differs by", "at most", ""]]
+    for check in fence.checks:
+        row = [check.name, f"{check.figure:.1e}", f"{check.limit:.0e}", check.says]
+        section.table.append(row)
+        section.figures[check.name] = check.figure
     return section
 
 

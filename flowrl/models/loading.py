@@ -228,19 +228,26 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
         wanted = " or ".join(map(repr, expected))
         raise ModelError(
             f"{file}: expected _class_name {wanted}, got {found!r}; this model needs another "
-            "adapter"
+            "adapter: leave model.fn out, or take fn: pipeline, which asks any pipeline's own call"
         )
     # a part's name is that of its folder
     strange = [name for name in index if not re.fullmatch(r"\w+", name)]
     if strange:
         raise ModelError(f"{file}: expected names of letters, digits and _, got {strange[0]!r}")
-    # a list names the library and the class of a part; what is no list is a setting
-    broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]
+    # a list of texts names the library and the class of a part; everything else is a setting
+    broken = [name for name, entry in index.items() if names_part(entry) and len(entry) != 2]
     if broken:
         raise ModelError(
             f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}"
         )
     return dict(index)
+
+
+def names_part(entry: Any) -> bool:
+    """Tell whether an entry of an index is a part, as [library, class] or [null, null], and no
+    setting, such as a list of numbers."""
+    words = (str, type(None))
+    return isinstance(entry, list) and bool(entry) and all(isinstance(one, words) for one in entry)
 
 
 def _read_json(file: Path) -> Any:
@@ -255,7 +262,7 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Pipeline
     """Check the class of every part in the index; return the optional parts that are null there."""
     # another library would mean code from the model's folder
     for name, entry in index.items():
-        if isinstance(entry, list) and entry[0] not in (None, "diffusers", "transformers"):
+        if names_part(entry) and entry[0] not in (None, "diffusers", "transformers"):
             raise ModelError(
                 f"{folder / 'model_index.json'}: {name} comes from {entry[0]!r}; flowrl runs only "
                 "code of diffusers"
@@ -285,6 +292,12 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     tensors."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
+    if kind.endswith(("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")):
+        settings = folder / "preprocessor_config.json"
+        if not settings.is_file():
+            raise ModelError(f"{folder}: no {settings.name} in it")
+        _read_json(settings)
+        return set()
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
         if not any(_has(folder, files) for files in _TOKENIZER_FILES):

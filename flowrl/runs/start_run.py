@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, differences, flat, load_config
+from flowrl.core.abilities import PassesFence
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete_drafts, write_json, write_text
 from flowrl.core.installation import environment
@@ -278,7 +279,7 @@ def begin(
             trainer.state.probe = probe_of(trainer)
     if start.checkpoint is None:
         # only now: a config that does not work must not occupy the folder
-        here.together(lambda: _occupy(config, run) if here.main else None)
+        here.together(lambda: _occupy(config, run, trainer.model) if here.main else None)
         return trainer, None, False
     # what was judged in another way counts no longer; the evaluation before training is made anew
     # where it was lost
@@ -298,9 +299,10 @@ def begin(
     return trainer, trainer.iteration, trainer.iteration > 0 and not rows
 
 
-def _occupy(config: Config, run: Path) -> None:
+def _occupy(config: Config, run: Path, model: FlowModel) -> None:
     """Write what a run is, the config last: one without the other is a user's own."""
-    write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
+    passed = {"fence": model.fence_record()} if isinstance(model, PassesFence) else {}
+    write_json(run / ENVIRONMENT, {**environment(), "processes": world().size, **passed})
     write_text(run / CONFIG, config.dump())
 
 

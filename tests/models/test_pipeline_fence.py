@@ -1,0 +1,314 @@
+"""What a pipeline must show before it is trained by its own call, and what is refused with which
+words: real classes of diffusers, and such with one thing broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from tiny import tiny_sd3
+from tinypipelines import TINY, save, tiny_pipeline
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, FlowRLError, ModelError
+from flowrl.models.by_call.fence import relative
+from flowrl.models.pipeline import fn_for, from_pipeline, pipeline
+
+SIZE = (64, 64)
+LUMINA = "Lumina2Pipeline"
+
+
+def state_of(pipe: Any) -> Any:
+    """Return all that a user could see of a pipeline: attributes, weights, flags."""
+    seen: dict[str, Any] = {name: id(value) for name, value in vars(pipe).items()}
+    seen["scheduler settings"] = dict(pipe.scheduler.config)
+    seen["scheduler state"] = sorted(vars(pipe.scheduler))
+    for name, part in pipe.components.items():
+        if isinstance(part, torch.nn.Module):
+            for key, value in part.named_parameters():
+                seen[f"{name}.{key}"] = (value.data_ptr(), value.requires_grad, value._version)
+    return seen
+
+
+def broken(name: str, **changes: Any) -> Any:
+    """Return a tiny pipeline whose class has some methods changed."""
+    pipe = tiny_pipeline(name)
+    pipe.__class__ = type(f"Broken{name}", (type(pipe),), changes)
+    return pipe
+
+
+@pytest.fixture
+def untouched() -> Iterator[Any]:
+    """Check that a pipeline is as before, also after an error."""
+    kept: list[tuple[Any, Any]] = []
+
+    def watch(pipe: Any) -> Any:
+        kept.append((pipe, state_of(pipe)))
+        return pipe
+
+    yield watch
+    assert kept
+    for pipe, before in kept:
+        assert state_of(pipe) == before
+
+
+def test_what_is_put_in_is_what_the_step_gets(untouched: Any) -> None:
+    def prepare(self: Any, *args: Any) -> Tensor:
+        made: Tensor = diffusers.Lumina2Pipeline.prepare_latents(self, *args)
+        return 2 * made
+
+    pipe = untouched(broken(LUMINA, prepare_latents=prepare))
+    with pytest.raises(ModelError, match="does not see the latents that it is given"):
+        from_pipeline(pipe).latent_shape(*SIZE)
+
+
+def test_guidance_with_a_memory_is_refused_with_the_figure(untouched: Any) -> None:
+    """The network's output is mixed with that of the step before."""
+    pipe = untouched(tiny_pipeline(LUMINA))
+    model = from_pipeline(pipe)
+    network: Any = model.network  # type: ignore[attr-defined]
+    real, before = network.forward, list[Tensor]()
+
+    def forward(*args: Any, **named: Any) -> tuple[Tensor]:
+        out = real(*args, **named)[0]
+        mixed = out + (0.5 * before[-1] if before and before[-1].shape == out.shape else 0)
+        before.append(out.detach())
+        return (mixed,)
+
+    real_prepare = type(pipe).prepare_latents
+
+    def prepare(self: Any, *args: Any) -> Tensor:
+        before.clear()  # of each call
+        made: Tensor = real_prepare(self, *args)
+        return made
+
+    inner = model._pipeline  # type: ignore[attr-defined]
+    inner.__class__ = type("WithMemory", (type(inner),), {"prepare_latents": prepare})
+    model._call = type(inner).__call__.__wrapped__  # type: ignore[attr-defined]
+    network.forward = forward
+    with pytest.raises(ModelError, match=r"velocity at step \d of 4 differs by .* steps before"):
+        model.pass_fence(4, *SIZE)  # type: ignore[attr-defined]
+
+
+def test_a_number_of_the_step_is_given_where_it_counts(tmp_path: Path) -> None:
+    """SD3's skip layers act on some steps; Lumina 2 cuts guidance off: exact with the number."""
+    call = {
+        "guidance_scale": 3.0,
+        "skip_guidance_layers": [0],
+        "skip_layer_guidance_start": 0.3,
+        "skip_layer_guidance_stop": 0.6,
+    }
+    sd3 = pipeline(path=str(tiny_sd3(tmp_path / "sd3")), call=call)
+    found = sd3.pass_fence(5, *SIZE)
+    assert found.indexed and found.rows in ("prompt", "prompts")
+    cut = {"guidance_scale": 3.0, "cfg_trunc_ratio": 0.5}
+    lumina = from_pipeline(tiny_pipeline(LUMINA), call=cut)
+    assert lumina.pass_fence(4, *SIZE).indexed  # type: ignore[attr-defined]
+    plain = from_pipeline(tiny_pipeline(LUMINA), call={"guidance_scale": 3.0})
+    assert not plain.pass_fence(4, *SIZE).indexed  # type: ignore[attr-defined]
+
+
+def test_a_detached_network_is_refused(untouched: Any) -> None:
+    pipe = untouched(tiny_pipeline(LUMINA))
+    model: Any = from_pipeline(pipe)
+    real = model.network.forward
+    model.network.forward = lambda *a, **k: (real(*a, **k)[0].detach(),)
+    with pytest.raises(ModelError, match="its velocity has no gradient"):
+        model.pass_fence(4, *SIZE)
+
+
+def test_a_parameter_that_counts_and_has_no_gradient_is_refused() -> None:
+    """One block is detached, so nothing before it learns, while the velocity depends on it."""
+    model: Any = from_pipeline(tiny_pipeline(LUMINA), tune="full")
+    block = model.network.layers[0]
+    real = block.forward
+    block.forward = lambda *a, **k: real(*a, **k).detach()
+    with pytest.raises(ModelError, match=r"no gradient reaches \d+ of \d+ trained parameters"):
+        model.pass_fence(4, *SIZE)
+
+
+def test_a_scheduler_that_draws_noise_is_refused(untouched: Any) -> None:
+    pipe = tiny_pipeline(LUMINA)
+    pipe.scheduler = diffusers.FlowMatchLCMScheduler.from_config(pipe.scheduler.config)
+    untouched(pipe)
+    with pytest.raises(ModelError, match="a scheduler that draws noise"):
+        from_pipeline(pipe).pass_fence(4, *SIZE)  # type: ignore[attr-defined]
+    stochastic = tiny_pipeline(LUMINA)
+    stochastic.scheduler.register_to_config(stochastic_sampling=True)
+    with pytest.raises(ModelError, match="stochastic_sampling"):
+        from_pipeline(stochastic)
+
+
+def test_a_flow_map_is_refused_by_name(untouched: Any) -> None:
+    pipe = untouched(tiny_pipeline("AnyFlowPipeline"))
+    with pytest.raises(ModelError, match="FlowMapEulerDiscreteScheduler.*flow map"):
+        from_pipeline(pipe, frames=5)
+
+
+def test_images_that_differ_are_refused() -> None:
+    """An encoder that reads a prompt in another way each time cannot be remembered: the images of
+    the pipeline's own run differ from the start."""
+    model: Any = from_pipeline(tiny_pipeline(LUMINA))
+    real, calls = model._decoded, []
+
+    def decoded(x0: Tensor, layout: Any) -> Tensor:
+        calls.append(1)
+        found: Tensor = 1 - real(x0, layout)
+        return found
+
+    model._decoded = decoded
+    with pytest.raises(ModelError, match="decoded images differ by"):
+        model.pass_fence(4, *SIZE)
+    assert calls
+
+
+def test_two_prompts_together_are_found_unequal() -> None:
+    """A network that mixes the rows of a batch gets one row a call, and the velocity is right."""
+    model: Any = from_pipeline(tiny_pipeline(LUMINA))
+    real = model.network.forward
+
+    def mixing(*args: Any, **named: Any) -> tuple[Tensor]:
+        out = real(*args, **named)[0]
+        return (out + 0.1 * (out.mean(0, keepdim=True) if len(out) > 1 else 0),)
+
+    model.network.forward = mixing
+    assert model.pass_fence(4, *SIZE).rows == "one"
+    x = torch.randn(2, *model.latent_shape(*SIZE))
+    sigma = model.sigmas(4, *SIZE)[1].expand(2)
+    both = model.velocity(x, sigma, model.encode(["one", "two"]))
+    alone = model.velocity(x[1:], sigma[1:], model.encode(["two"]))
+    assert relative(both[1:], alone) == 0.0
+
+
+def test_the_fence_follows_the_steps_of_the_run() -> None:
+    """`sigmas` of another length is compared before it is used, once."""
+    model: Any = from_pipeline(tiny_pipeline(LUMINA))
+    model.sigmas(3, *SIZE)
+    model.sigmas(3, *SIZE)
+    model.sigmas(5, *SIZE)
+    assert [(one["steps"], one["version"]) for one in model.fence_record()] == [
+        (3, diffusers.__version__),
+        (5, diffusers.__version__),
+    ]
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"call": {"guidance": 3.0}}, "has no argument 'guidance'.*guidance_scale"),
+        ({"call": {"height": 64}}, "call.height: set image.height"),
+        ({"call": {"num_inference_steps": 8}}, "call.num_inference_steps: set plan.steps"),
+        ({"call": {"prompt": "a"}}, "call.prompt: flowrl gives this argument itself"),
+        ({"call": {"callback_on_step_end": 1}}, "changes what is sampled beside the prompt"),
+        ({"call": {"prompt_embeds": 1}}, "changes what is sampled"),
+        ({"call": {"guidance_scale": {"a": 1}}}, "expected a number, a text"),
+        ({"frames": 5}, "frames: Lumina2Pipeline makes images"),
+        ({"sources": 1}, "sources: Lumina2Pipeline starts from no image"),
+        ({"runtime": {"cuda_graphs": True, "compile": True}}, "runtime.cuda_graphs: not with"),
+        ({"runtime": {"cache": "texts"}}, "runtime.cache: is for a model that is read"),
+        ({"runtime": {"quantize": "int8"}}, "runtime.quantize: is for a model that is read"),
+        ({"lora": {"targets": ["nowhere"]}}, "no linear layer is named 'nowhere'"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_prompt_is_read(
+    options: dict[str, Any], said: str, untouched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = untouched(tiny_pipeline(LUMINA))
+    monkeypatch.setattr(
+        diffusers.Lumina2Pipeline, "encode_prompt", lambda *a, **k: pytest.fail("encoded")
+    )
+    with pytest.raises(FlowRLError, match=said):
+        from_pipeline(pipe, **options)
+
+
+def test_a_rewritten_prompt_is_refused() -> None:
+    from flowrl.models.by_call.options import PipelineCallOptions, rewriters
+    from flowrl.models.options import checked_options
+
+    with pytest.raises(ConfigError, match="a language model would write each prompt anew"):
+        checked_options(PipelineCallOptions, path="a", call={"enable_prompt_rewrite": True})
+    takes = ("prompt", "enable_prompt_rewrite", "use_pe", "caption_upsample_temperature")
+    off = {"enable_prompt_rewrite": False, "use_pe": False, "caption_upsample_temperature": None}
+    assert rewriters(takes) == off
+
+
+def test_a_pipeline_that_cannot_be_asked_is_refused() -> None:
+    pipe = tiny_pipeline(LUMINA)
+    own = broken(LUMINA, __call__=lambda self, prompt, latents=None: None)
+    with pytest.raises(ModelError, match="custom pipelines need an adapter"):
+        from_pipeline(own)
+    blind = torch.no_grad()(lambda self, prompt=None: None)
+    with pytest.raises(ModelError, match="no argument 'latents'"):
+        from_pipeline(broken(LUMINA, __call__=blind))
+    with pytest.raises(ModelError, match="expected a pipeline of diffusers, got a Lumina2Transf"):
+        from_pipeline(pipe.transformer)
+
+
+def test_offload_and_several_devices_are_refused() -> None:
+    pipe = tiny_pipeline(LUMINA)
+    pipe.transformer.to("meta")
+    with pytest.raises(ModelError, match="on one device, got cpu, meta"):
+        from_pipeline(pipe)
+    hooked = tiny_pipeline(LUMINA)
+    hooked.vae._hf_hook = object()
+    with pytest.raises(ModelError, match="offloads its parts"):
+        from_pipeline(hooked)
+
+
+def test_code_of_a_model_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    folder = save(LUMINA, tmp_path / "own")
+    index = folder / "model_index.json"
+    text = index.read_text()
+    index.write_text(text.replace('"diffusers"', '"my_code"', 1))
+    with pytest.raises(ModelError, match=r"comes from 'my_code'|no code of a model|names no"):
+        pipeline(path=str(folder))
+    index.write_text(text.replace(LUMINA, "MyPipeline"))
+    with pytest.raises(ModelError, match="'MyPipeline' is no pipeline of diffusers"):
+        pipeline(path=str(folder))
+
+
+def test_a_size_that_the_pipeline_rounds_is_refused() -> None:
+    model: Any = from_pipeline(tiny_pipeline("ChromaPipeline"))
+    with pytest.raises(ModelError, match="sizes that it does not round"):
+        model.pass_fence(2, 72, 64)
+
+
+def test_a_path_without_fn_finds_its_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = str(tiny_sd3(tmp_path / "sd3"))
+    capsys.readouterr()
+    assert fn_for(made) == "sd3"
+    assert capsys.readouterr().err == ""
+    folder = save(LUMINA, tmp_path / "lumina")
+    assert fn_for(str(folder)) == "pipeline"
+    assert f"is a {LUMINA}, which has no adapter" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="fn: pipeline"):
+        from flowrl.models.sd3 import sd3
+
+        sd3(str(folder))
+
+
+@pytest.mark.parametrize("name", ["Lumina2Pipeline", "SanaPipeline", "LTXPipeline"])
+def test_texts_are_kept_on_disk_and_read_again(name: str, tmp_path: Path) -> None:
+    """A second model over the same folder encodes nothing, and its velocity is the same."""
+    folder = save(name, tmp_path / "model")
+    options = {key: value for key, value in TINY[name].options.items() if key != "adapter"}
+    runtime = {"cache": str(tmp_path / "texts")}
+    found = []
+    for _ in range(2):
+        model = pipeline(path=str(folder), runtime=runtime, **options)
+        x = torch.randn(1, *model.latent_shape(*SIZE), generator=torch.Generator().manual_seed(0))
+        v = model.velocity(x, torch.tensor([0.5]), model.encode(["a red cube"]))
+        found.append(v.detach())
+        asked = model._memory.asked if model._memory is not None else 0
+        loaded = model._pipeline.text_encoder is not None
+    assert torch.equal(*found)
+    assert (asked, loaded) == (0, False)

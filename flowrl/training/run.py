@@ -31,6 +31,7 @@ from flowrl.core.prompts import (
     undeclared,
 )
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
+from flowrl.evaluation.reward_arguments import check_arguments
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
@@ -301,6 +302,7 @@ def _prepared(task: Task, frames: int) -> Prepared:
         check_sees_sigma(config, rewards.rewards, task.method.plan(0))
     for prompts in (train, test):
         check_records(prompts, rewards.rewards)
+    check_arguments(rewards.rewards, [*train.records, *test.records])
     rewards.probe()
     return prepared
 

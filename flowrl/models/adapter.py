@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
 from flowrl.models.options import PipelineOptions
-from flowrl.models.pipeline import TunedPipeline
 from flowrl.models.prompt_encoding import NEGATIVE, halves
+from flowrl.models.tuned_pipeline import TunedPipeline
 
 Options = TypeVar("Options", bound=PipelineOptions)
 Network = Callable[[Tensor, Tensor, Cond], Tensor]

@@ -32,7 +32,7 @@ from flowrl.models.options import (
     pick_tuning,
     warn_if_distilled,
 )
-from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 GUIDANCE = 3.5  # FluxPipeline's default
 IMAGE_INPUT = ("image_encoder", "feature_extractor")  # of IP-Adapters, unused from text to image

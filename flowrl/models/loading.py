@@ -261,6 +261,12 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     tensors."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
+    if kind.endswith(("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")):
+        settings = folder / "preprocessor_config.json"
+        if not settings.is_file():
+            raise ModelError(f"{folder}: no {settings.name} in it")
+        _read_json(settings)
+        return set()
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
         if not any(_has(folder, files) for files in _TOKENIZER_FILES):

@@ -1,273 +1,277 @@
-"""A diffusers pipeline made ready for an adapter: its network tuned, its parts where they belong,
-its prompts encoded once."""
+"""Any pipeline of diffusers as a FlowModel: by its class's adapter, or by its own ``__call__``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from torch import Tensor, nn
+import transformers
+from huggingface_hub import hf_hub_download
+from torch import nn
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.processes import shard, sharded
-from flowrl.core.types import Cond
-from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
-from flowrl.models.lora import first_values, without_adapters
-from flowrl.models.options import Tuning, trained_parameters, tune_network
-from flowrl.models.prompt_encoding import Encode, TextCache, Texts, readers_of
-from flowrl.models.runtime import GraphSteps, context_size, quantization, set_up, share_context
+from flowrl.core.devices import DTYPES
+from flowrl.core.errors import ConfigError, ModelError, near
+from flowrl.core.files import read_text
+from flowrl.core.processes import sharded
+from flowrl.core.types import FlowModel
+from flowrl.models.by_call.model import PipelineCall
+from flowrl.models.by_call.options import (
+    PipelineCallOptions,
+    check_class,
+    check_scheduler,
+    pipeline_class,
+)
+from flowrl.models.by_call.targets import lora_targets
+from flowrl.models.by_call.texts import KeyedTexts
+from flowrl.models.loading import Loaded, PipelinePart, first_line, locate
+from flowrl.models.options import Tuning, options_of, pick_tuning, warn_if_distilled
+from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
+from flowrl.models.wan_experts import LOW, Experts
+
+ADAPTERS = {
+    "StableDiffusionPipeline": "sd15",
+    "StableDiffusionXLPipeline": "sdxl",
+    "StableDiffusion3Pipeline": "sd3",
+    "FluxPipeline": "flux",
+    "FluxKontextPipeline": "flux_kontext",
+    "Flux2Pipeline": "flux2",
+    "Flux2KleinPipeline": "flux2_klein",
+    "QwenImagePipeline": "qwen_image",
+    "QwenImageEditPipeline": "qwen_edit",
+    "QwenImageEditPlusPipeline": "qwen_edit_plus",
+    "ZImagePipeline": "z_image",
+    "WanPipeline": "wan",
+    "WanImageToVideoPipeline": "wan_i2v",
+}
+NETWORKS = ("transformer", "unet", "prior")  # parts that are trained, the first that is there
 
 
-def load_for_tuning(
-    pipeline_class: Any,
-    path: str,
-    parts: dict[str, PipelinePart],
-    tuning: Tuning,
-    *,
-    network: str = "transformer",
-    leave_out: tuple[str, ...] = (),
-    wide: tuple[str, ...] = (),
-    also: tuple[str, ...] = (),
-    also_from: tuple[str, ...] = (),
-) -> Loaded:
-    """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without
-    text encoders. The parts in ``wide`` stay in float32, those in ``also`` are
-    networks as ``network`` is; a folder may also be of a class in ``also_from``. Under FSDP
-    networks have no weights yet. Raise ConfigError for options that were not proven with it."""
-    runtime = tuning.runtime
-    # neither was tried on tensors that lie in shares on several devices
-    if sharded() and (runtime.quantize != "none" or runtime.compile):
-        raise ConfigError(
-            "runtime: quantize and compile do not go with FSDP; take configs/accelerate/gpus.yaml"
-        )
-    # float32: parts that model cards want in it, and with full tuning the networks
-    return load_pipeline(
-        pipeline_class,
-        path,
+@options_of(PipelineCallOptions)
+def pipeline(options: PipelineCallOptions) -> PipelineCall:
+    """Load any flow-matching pipeline of diffusers from a folder or a Hugging Face id, ready to
+    sample and to train by its own ``__call__``.
+
+    See `PipelineCallOptions` for what can be set. Raise ConfigError for a wrong option, ModelError
+    for a pipeline that cannot be asked for a velocity, before its weights are read where its class
+    or its settings say so.
+    """
+    index, where = read_index(options.path)
+    kind = pipeline_class(index.get("_class_name"), where)
+    check_class(kind, where, options)
+    _check_runtime(options)
+    parts, networks = _parts(index, where)
+    check_scheduler(index["scheduler"][1], _settings(options.path, "scheduler"), where)
+    loaded = load_for_tuning(
+        kind,
+        options.path,
         parts,
-        dtype=tuning.dtype,
-        dtypes={
-            **dict.fromkeys(wide, torch.float32),
-            **dict.fromkeys((network, *also), tuning.network_dtype),
-        },
-        leave_out=leave_out,
-        network=network,
-        quantization=quantization(
-            runtime.quantize, (network, *also), dtype=tuning.dtype, device=tuning.device
-        ),
-        with_encoders=runtime.cache is None,
-        hollow=sharded(),
-        also_from=also_from,
+        pick_tuning(options, ()),
+        network=networks[0],
+        also=networks[1:],
+    )
+    return _tuned(loaded, options, networks)
+
+
+def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowModel:
+    """Make a FlowModel of a pipeline in memory, which stays as it is: the model has modules of its
+    own over the same weights, and copies of those that are trained (``tune="full"``).
+
+    A class with an adapter gets it, with its options; with ``adapter=False``, and any other class,
+    is asked by its own ``__call__``, with those of `PipelineCallOptions`. ``device`` and
+    ``dtype`` are the pipeline's. Raise ConfigError, ModelError; the pipeline is then as before.
+    """
+    if not isinstance(pipe, diffusers.DiffusionPipeline):
+        raise ModelError(
+            f"model: expected a pipeline of diffusers, got a {type(pipe).__name__}; one of your "
+            "own has the methods of flowrl.FlowModel"
+        )
+    kind = type(pipe)
+    _check_at_rest(pipe)
+    networks = _networks_of(pipe)
+    network = getattr(pipe, networks[0])
+    options = {"path": str(pipe.name_or_path or kind.__name__), **options}
+    options.setdefault("device", str(network.device))
+    options.setdefault("dtype", _dtype_name(network.dtype))
+    name = ADAPTERS.get(kind.__name__) if adapter else None
+    if name is not None:
+        make = getattr(importlib.import_module(f"flowrl.models.{name}"), name)
+        with given(pipe):
+            model: FlowModel = make(**options)
+        return model
+    checked = pipeline.options(**options)  # type: ignore[attr-defined]
+    where = f"the {kind.__name__} in memory"
+    check_class(kind, where, checked)
+    _check_runtime(checked)
+    check_scheduler(type(pipe.scheduler).__name__, pipe.scheduler.config, where)
+    tuning = pick_tuning(checked, ())
+    loaded = loaded_from(pipe, kind, {}, tuning, networks=networks)
+    return _tuned(loaded, checked, networks)
+
+
+def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) -> PipelineCall:
+    """Tune a loaded pipeline's network, and wrap it."""
+    pipe = loaded.pipeline
+    joined: nn.Module | None = None
+    if networks[0] == "transformer" and LOW in networks:
+        joined = Experts(pipe.transformer, pipe.transformer_2)
+    network = getattr(pipe, networks[0])
+    tuning = pick_tuning(options, ())
+    if options.tune == "lora" and not tuning.targets:
+        tuning = tuning._replace(targets=lora_targets(network))
+        print(f"{type(pipe).__name__}: LoRA on {', '.join(tuning.targets)} (model.lora.targets)")
+    if options.tune != "none":
+        warn_if_distilled(options.path)
+    tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)
+    model = PipelineCall(tuned, options)
+    model.networks = {name: getattr(pipe, name) for name in networks}
+    return model
+
+
+def read_index(path: str) -> tuple[Mapping[str, Any], str]:
+    """Return a pipeline's model_index.json, and where it is, in words. Raise ModelError."""
+    source = locate(path)
+    try:
+        file = (
+            Path(hf_hub_download(source, "model_index.json"))
+            if isinstance(source, str)
+            else source / "model_index.json"
+        )
+        index = json.loads(read_text(file))
+    except Exception as error:  # offline, gated, misspelt, no such file
+        raise ModelError(
+            f"{path}: its model_index.json cannot be read: {first_line(error)}. Expected a folder "
+            "of a diffusers pipeline, or the id of one"
+        ) from error
+    if not isinstance(index, dict):
+        raise ModelError(f"{file}: expected the parts of a pipeline, got {type(index).__name__}")
+    return index, str(file)
+
+
+def class_of(path: str) -> str:
+    """Return the name of a pipeline's class. Raise ModelError."""
+    return str(read_index(path)[0].get("_class_name"))
+
+
+def _settings(path: str, part: str) -> Mapping[str, Any]:
+    """Return the settings of a part, {} where they are not here yet."""
+    source, name = locate(path), f"{part}_config.json"
+    try:
+        file = (
+            Path(hf_hub_download(source, name, subfolder=part))
+            if isinstance(source, str)
+            else source / part / name
+        )
+        return dict(json.loads(read_text(file)))
+    except Exception:  # said when the parts are read
+        return {}
+
+
+def _parts(index: Mapping[str, Any], where: str) -> tuple[dict[str, PipelinePart], list[str]]:
+    """Return what a pipeline is made of, and which of its parts are networks that are trained.
+    Raise ModelError for one that flowrl has no part for."""
+    parts: dict[str, PipelinePart] = {}
+    networks = []
+    for name, entry in index.items():
+        if not isinstance(entry, list) or len(entry) != 2:
+            continue
+        library, kind = entry
+        if kind is None:
+            parts[name] = PipelinePart((), optional=True)
+        elif library in ("diffusers", "transformers") and _has_files(kind):
+            parts[name] = PipelinePart((kind,))
+            if library == "diffusers" and _is_network(name, kind):
+                networks.append(name)
+    if "scheduler" not in parts:
+        raise ModelError(f"{where}: names no scheduler; a pipeline of pipelines needs an adapter")
+    return parts, _sorted_networks(networks, where)
+
+
+def _sorted_networks(names: list[str], where: str) -> list[str]:
+    first = next((name for name in NETWORKS if name in names), None)
+    if first is None:
+        raise ModelError(
+            f"{where}: expected a network named {' or '.join(NETWORKS)}, got "
+            f"{', '.join(names) or 'none'}"
+        )
+    return [first, *(name for name in names if name != first)]
+
+
+def _networks_of(pipe: Any) -> list[str]:
+    """Return the names of a pipeline's networks, the one that is trained first."""
+    names = []
+    for name, part in pipe.components.items():
+        if isinstance(part, nn.Module) and _is_network(name, type(part).__name__):
+            names.append(name)
+    return _sorted_networks(names, f"the {type(pipe).__name__} in memory")
+
+
+def _is_network(name: str, kind: str) -> bool:
+    other = name.startswith(("text_encoder", "vae", "image_encoder", "connectors", "vocoder"))
+    return not other and any(word in kind for word in ("Transformer", "UNet", "DiT"))
+
+
+def _has_files(kind: str) -> bool:
+    """Tell whether a part is a module, a tokenizer, a processor or a scheduler."""
+    found = getattr(diffusers, kind, None) or getattr(transformers, kind, None)
+    module = isinstance(found, type) and issubclass(found, nn.Module)
+    words = ("Tokenizer", "Processor", "Scheduler", "FeatureExtractor")
+    return module or any(word in kind for word in words)
+
+
+def _check_runtime(options: PipelineCallOptions) -> None:
+    runtime = options.how
+    if runtime.cuda_graphs:
+        raise ConfigError("runtime.cuda_graphs: not with a pipeline without adapter; leave it out")
+    if runtime.context_parallel > 1:
+        raise ConfigError(
+            "runtime.context_parallel: not with a pipeline without adapter; leave it out"
+        )
+    if sharded():
+        raise ConfigError(
+            "model: a pipeline without adapter was not proven with FSDP; take "
+            "configs/accelerate/gpus.yaml"
+        )
+
+
+def _check_at_rest(pipe: Any) -> None:
+    """Raise ModelError for a pipeline whose parts move by themselves, or are in several places."""
+    hooked = getattr(pipe, "_all_hooks", None) or getattr(pipe, "hf_device_map", None)
+    places = set()
+    for name, part in pipe.components.items():
+        if isinstance(part, nn.Module):
+            if hasattr(part, "_hf_hook"):
+                hooked = hooked or name
+            places |= {parameter.device for parameter in part.parameters()}
+    if hooked:
+        raise ModelError(
+            "model: the pipeline offloads its parts, or maps them to devices; flowrl moves them "
+            "itself: call pipe.remove_all_hooks() or reset_device_map(), and set runtime.offload"
+        )
+    if len(places) > 1 or torch.device("meta") in places:
+        raise ModelError(
+            "model: expected all parts of the pipeline on one device, got "
+            f"{', '.join(sorted(map(str, places)))}; move it with pipe.to(device)"
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    for name, known in DTYPES.items():
+        if known == dtype:
+            return name
+    raise ModelError(
+        f"model: expected float32, bfloat16 or float16{near(str(dtype), DTYPES)}, got {dtype}"
     )
 
 
-class TunedPipeline:
-    """A loaded pipeline with its network tuned and everything on its device."""
+def takes(kind: Any) -> list[str]:
+    """Return the arguments of a pipeline class's ``__call__``."""
+    return [*inspect.signature(kind.__call__.__wrapped__).parameters]
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        tuning: Tuning,
-        *,
-        network: str = "transformer",
-        t5_tokens: int | None = None,
-        joined: nn.Module | None = None,
-    ) -> None:
-        """Tune the part ``network``, or several parts in ``joined``; T5 reads ``t5_tokens`` of a
-        prompt. Raise ConfigError, ModelError."""
-        self.pipeline, self.tuning = loaded.pipeline, tuning
-        self._steps = GraphSteps() if tuning.runtime.cuda_graphs else None
-        self.network: Any = getattr(loaded.pipeline, network) if joined is None else joined
-        self._loaded = loaded
 
-        # Freeze everything, then make trainable what is trained.
-        for part in self._parts():
-            part.requires_grad_(False)
-        tune_network(self.network, tuning)
-
-        # Put the parts on the device; under offload only the network is there most of the time.
-        trained_parts = {self.network, *self.network.children()}
-        stays = self._encoders() if tuning.runtime.text_encoders == "cpu" else []
-        for part in self._parts():
-            # under FSDP the network waits for its share of the weights
-            waits = sharded() if part in trained_parts else tuning.runtime.offload
-            if not waits and part not in stays:
-                part.to(tuning.device)
-        self._home: torch.device | None = None  # where the network runs, while it is away
-        names = {"": network}
-        if joined is not None:
-            names = {f"{name}.": name for name, _ in joined.named_children()}
-        self._set_up_network({prefix: loaded.folder / name for prefix, name in names.items()})
-
-        # Text encoders work through a memory of what they encoded.
-        tokenizers = self._tokenizers()
-        self.texts = Texts(
-            self.encoders_at_work,
-            store=self._text_cache(tokenizers, t5_tokens),
-            readers=readers_of([*tokenizers.values()], t5_tokens=t5_tokens),
-        )
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the network runs."""
-        return self._home or next(self.network.parameters()).device
-
-    @property
-    def text_device(self) -> torch.device:
-        """Return where the text encoders work."""
-        on_host = self.tuning.runtime.text_encoders == "cpu"
-        return torch.device("cpu") if on_host else self.device
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the trained parameters by their name in the network, in module order."""
-        return trained_parameters(self.network)
-
-    def whole(self) -> Any:
-        """Return the pipeline with its text encoders, which are loaded now if they were not needed
-        so far."""
-        missing = [name for name in self._loaded.encoders if getattr(self.pipeline, name) is None]
-        if not missing:
-            return self.pipeline
-        with quiet():
-            source = self._loaded.read_encoders()
-        parts = {name: getattr(source, name).requires_grad_(False) for name in missing}
-        runtime = self.tuning.runtime
-        if not runtime.offload and runtime.text_encoders == "device":
-            parts = {name: part.to(self.tuning.device) for name, part in parts.items()}
-        self.pipeline.register_modules(**parts)
-        return self.pipeline
-
-    def base(self) -> AbstractContextManager[None] | None:
-        """Run the network without its adapters, which leave it as it was; None where something
-        else is tuned, where a graph was compiled for adapters, or where shares of them are
-        gathered."""
-        if self.tuning.tune != "lora" or self.tuning.runtime.compile or sharded():
-            return None
-        return without_adapters(self.network)
-
-    def encode(self, prompts: list[str], encode: Encode, *, negative: str | None) -> Cond:
-        """Return {name: [G, ...]} on the device, and ``negative_<name>`` for a negative prompt; see
-        `Texts`."""
-        return self.texts.cond(prompts, encode, device=self.device, negative=negative)
-
-    def call(self, *inputs: Any, named: dict[str, Any]) -> Tensor:
-        """Return what the network makes of its inputs, float32 [B, *]; its arithmetic is in the
-        tuning's dtype.
-
-        A compiled network has one graph for calls that need a gradient and one for those that do
-        not, and their rounding may differ. So while it is trained it is always called as if a
-        gradient were needed.
-        """
-        wanted, on = torch.is_grad_enabled(), self.tuning.autocast
-        always = self.tuning.runtime.compile and self.tuning.tune != "none"
-        with (
-            torch.autocast(self.device.type, self.tuning.dtype if on else None, enabled=on),
-            torch.set_grad_enabled(wanted or always),
-        ):
-            found = self.network(*inputs, **named, return_dict=False)[0]
-        out = torch.stack(found) if isinstance(found, list) else found
-        if self._steps is not None and wanted and out.requires_grad:
-            out = self._steps.watched(out)
-        return out.float() if wanted else out.detach().float()
-
-    def at_work(self, *names: str) -> AbstractContextManager[None]:
-        """Hold parts of the pipeline on the device."""
-        return self._on_device([getattr(self.pipeline, name) for name in names])
-
-    def vae_at_work(self) -> AbstractContextManager[None]:
-        """Hold the VAE on the device."""
-        return self._on_device([self.pipeline.vae])
-
-    @contextmanager
-    def encoders_at_work(self) -> Iterator[None]:
-        """Hold the text encoders where they work; they are loaded if they were not needed so
-        far."""
-        self.whole()
-        with ExitStack() as stack:
-            stack.enter_context(quiet())
-            if self.tuning.runtime.text_encoders == "device":
-                stack.enter_context(self._network_away())
-                stack.enter_context(self._on_device(self._encoders()))
-            yield
-
-    @contextmanager
-    def _network_away(self) -> Iterator[None]:
-        """Under offload, hold the network on the CPU, so that large text encoders have the device
-        alone. Shares of FSDP stay where they are."""
-        if not self.tuning.runtime.offload or sharded():
-            yield
-            return
-        self._home = self.device
-        try:
-            self.network.to("cpu")
-            yield
-        finally:
-            self.network.to(self.tuning.device)
-            self._home = None
-
-    @contextmanager
-    def _on_device(self, parts: Sequence[nn.Module]) -> Iterator[None]:
-        """Under offload, move parts to the device and afterwards back to the CPU, also on an
-        exception."""
-        if not self.tuning.runtime.offload:
-            yield
-            return
-        try:
-            for part in parts:
-                part.to(self.tuning.device)
-            yield
-        finally:
-            for part in parts:
-                part.to("cpu")
-
-    def _set_up_network(self, folders: dict[str, Path]) -> None:
-        tuning = self.tuning
-        trains = tuning.tune != "none"
-        set_up(
-            self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
-        )
-        if self._steps is not None:
-            begin = self._steps.begin
-            for prefix in folders:
-                network = self.network.get_submodule(prefix.removesuffix("."))
-                network.register_forward_pre_hook(lambda *_: begin())
-        if context_size(tuning.runtime) > 1:
-            for prefix in folders:
-                network = self.network.get_submodule(prefix.removesuffix("."))
-                share_context(network, tuning.runtime, tuning.device)
-        if sharded():
-            # of several networks each for itself: a call is one of them
-            for prefix in folders:
-                network = self.network.get_submodule(prefix.removesuffix("."))
-                shard(network, network._no_split_modules or ())
-            adapters = trained_parameters(self.network) if tuning.tune == "lora" else {}
-            first = first_values(adapters, tuning.lora, seed=tuning.seed)
-            fill(self.network, folders, first, device=tuning.device)
-
-    def _parts(self) -> list[nn.Module]:
-        return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
-
-    def _encoders(self) -> list[nn.Module]:
-        found = [getattr(self.pipeline, name) for name in self._loaded.encoders]
-        return [part for part in found if part is not None]
-
-    def _tokenizers(self) -> dict[str, Any]:
-        parts = self.pipeline.components
-        names = [name for name in parts if name.startswith("tokenizer")]
-        return {name: parts[name] for name in names if parts[name] is not None}
-
-    def _text_cache(self, tokenizers: dict[str, Any], t5_tokens: int | None) -> TextCache | None:
-        if self.tuning.runtime.cache is None:
-            return None
-        settings = {
-            "pipeline": type(self.pipeline).__name__,
-            "t5_tokens": t5_tokens,
-            "dtype": str(self.tuning.dtype),
-            "device": self.text_device.type,
-        }
-        parts = [self._loaded.folder / name for name in (*self._loaded.encoders, *tokenizers)]
-        folder = Path(self.tuning.runtime.cache).expanduser()
-        return TextCache(folder, parts=parts, settings=settings)
+__all__ = ["ADAPTERS", "Tuning", "class_of", "from_pipeline", "pipeline", "read_index"]

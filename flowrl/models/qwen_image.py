@@ -17,7 +17,7 @@ from flowrl.models.flow_matching import PATCH, SquareTokenModel, check_scheduler
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
-from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 PARTS = {
     "transformer": PipelinePart(("QwenImageTransformer2DModel",)),

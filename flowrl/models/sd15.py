@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl.core.types import Cond
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, DecodeBatch, options_of, pick_tuning
-from flowrl.models.pipeline import TunedPipeline
+from flowrl.models.tuned_pipeline import TunedPipeline
 from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
 
 

@@ -20,7 +20,7 @@ from flowrl.models.options import (
     options_of,
     pick_tuning,
 )
-from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 PARTS = {
     "transformer": PipelinePart(("SD3Transformer2DModel",)),

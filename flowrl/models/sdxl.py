@@ -17,7 +17,7 @@ from flowrl.core.types import Cond
 from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, options_of, pick_tuning
-from flowrl.models.pipeline import TunedPipeline
+from flowrl.models.tuned_pipeline import TunedPipeline
 from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
 
 XL_PARTS = PARTS | {

@@ -27,7 +27,7 @@ from flowrl.core.types import Cond
 from flowrl.models.adapter import PipelineModel, check_size, guided
 from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, Tuning
-from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 # Each keeps the training schedule in settings that DDIMScheduler reads; those with a noise scale of
 # their own (EDM) or made for distilled networks (LCM) are left out.

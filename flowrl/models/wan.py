@@ -27,8 +27,8 @@ from flowrl.models.options import (
     options_of,
     pick_tuning,
 )
-from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.runtime import context_size
+from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.wan_experts import LOW, Experts, by_expert, check_experts
 
 PARTS = {

@@ -16,8 +16,8 @@ from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import options_of, pick_tuning
-from flowrl.models.pipeline import load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
+from flowrl.models.tuned_pipeline import load_for_tuning
 from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
 from flowrl.models.wan_experts import LOW
 

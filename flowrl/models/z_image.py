@@ -24,7 +24,7 @@ from flowrl.models.options import (
     pick_tuning,
     warn_if_distilled,
 )
-from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = {

@@ -36,11 +36,11 @@ from flowrl.models.flux2 import Flux2, Flux2Options
 from flowrl.models.flux2_klein import Flux2Klein, Flux2KleinOptions
 from flowrl.models.loading import Loaded
 from flowrl.models.options import checked_options
-from flowrl.models.pipeline import TunedPipeline
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.qwen_image import QwenImage, QwenImageOptions
 from flowrl.models.runtime import quantization
 from flowrl.models.sd3 import SD3, SD3Options
+from flowrl.models.tuned_pipeline import TunedPipeline
 from flowrl.models.wan import Wan, WanOptions
 from flowrl.models.z_image import ZImage, ZImageOptions
 

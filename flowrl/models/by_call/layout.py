@@ -1,0 +1,119 @@
+"""How a pipeline wants latents handed in, learned from what it does with them.
+
+Inside, x is what the scheduler's ``step`` sees: latents, or tokens that the pipeline packed. What
+its ``latents`` argument takes may have another order. One is a permutation of the other, and it is
+learned by handing in numbers from 0 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import diffusers.utils.torch_utils as drawing
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ModelError
+
+DIGIT = 128  # whole numbers below it are exact in every dtype
+
+
+class Layout(NamedTuple):
+    """The shapes of one sample on both sides, and how they belong together."""
+
+    inner: tuple[int, ...]  # as `step` sees it, without the batch dimension
+    entry: tuple[int, ...]  # as the argument ``latents`` takes it
+    dtype: torch.dtype  # of the pipeline's own sample
+    height: int  # pixels
+    width: int
+    order: Tensor | None = None  # [N] int64: inner position of each entry position; None: the same
+
+    def to_entry(self, x: Tensor) -> Tensor:
+        """Return x [B, *inner] as the pipeline takes it, in its dtype."""
+        x = x.to(self.dtype)
+        if self.order is None:
+            return x
+        rows = x.flatten(1)[:, self.order.to(x.device)]
+        return rows.unflatten(1, self.entry)
+
+
+@contextmanager
+def drawn(pipeline: Any) -> Iterator[list[Tensor]]:
+    """Collect the noise that a pipeline draws while the block runs."""
+    found: list[Tensor] = []
+    real = drawing.randn_tensor
+
+    def draw(*args: Any, **named: Any) -> Tensor:
+        made = real(*args, **named)
+        found.append(made.detach().clone())
+        return made
+
+    # every module that the class comes from has a name of its own for the function
+    homes = {kind.__module__ for kind in type(pipeline).__mro__}
+    modules = [__import__(home, fromlist=["randn_tensor"]) for home in sorted(homes)]
+    having = [module for module in modules if getattr(module, "randn_tensor", None) is real]
+    try:
+        for module in having:
+            module.randn_tensor = draw  # type: ignore[attr-defined]
+        yield found
+    finally:
+        for module in having:
+            module.randn_tensor = real  # type: ignore[attr-defined]
+
+
+def learn_layout(
+    name: str,
+    sample: Tensor,
+    draws: list[Tensor],
+    seen: Callable[[Tensor], Tensor],
+    *,
+    height: int,
+    width: int,
+) -> Layout:
+    """Find which of the drawn tensors, or the sample itself, a pipeline takes back as ``latents``.
+
+    ``sample`` [1, *] is what the first step saw; ``seen(latents)`` is what it sees of others. Raise
+    ModelError where the pipeline changes what is handed in.
+    """
+    tried = []
+    for entry in (sample, *draws):
+        if entry.numel() != sample.numel() or entry.shape[0] != 1:
+            continue
+        try:
+            again = seen(entry)
+        except Exception as error:  # each pipeline refuses other shapes in its own way
+            tried.append(f"{[*entry.shape]}: {error}")
+            continue
+        if again.shape == sample.shape and torch.equal(again.float(), sample.float()):
+            break
+        tried.append(f"{[*entry.shape]}: its first step sees other numbers")
+    else:
+        raise ModelError(
+            f"{name}: its first step does not see the latents that it is given (tried "
+            f"{'; '.join(tried) or 'none'}). Latents that are scaled by the scheduler, drawn in "
+            "pieces or ignored are no velocity field that can be asked; this pipeline needs an "
+            "adapter"
+        )
+    made = Layout(tuple(sample.shape[1:]), tuple(entry.shape[1:]), sample.dtype, height, width)
+    if entry.shape == sample.shape:
+        return made
+    return made._replace(order=_order(name, entry, seen))
+
+
+def _order(name: str, entry: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return for each position of the entry its place inside. Raise ModelError if it has none."""
+    count = entry.numel()
+    positions = torch.arange(count)
+    inner_to_entry, unit = torch.zeros(count, dtype=torch.int64), 1
+    while unit < count:
+        digits = (positions // unit % DIGIT).to(entry).reshape(entry.shape)
+        got = seen(digits).flatten().round().long().cpu()
+        inner_to_entry += got * unit
+        unit *= DIGIT
+    if not torch.equal(inner_to_entry.sort().values, positions):
+        raise ModelError(
+            f"{name}: what its first step sees is no rearrangement of the latents that it is given"
+        )
+    return inner_to_entry.argsort()

@@ -1,0 +1,210 @@
+"""The options of a pipeline without adapter, and what of a pipeline can be served at all: found out
+from its class and the JSON files of its folder, before a weight is read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from typing import Annotated, Any, ClassVar, Self
+
+import diffusers
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from flowrl.core.errors import ConfigError, ModelError, unknown
+from flowrl.models.options import STRICT, PipelineOptions
+
+Frames = Annotated[int, Field(ge=1)]
+Sources = Annotated[int, Field(ge=0, le=10)]
+GUIDES = (
+    "true_cfg_scale",
+    "guidance_scale",
+)  # arguments that scale guidance, the first that is there
+# arguments that flowrl gives itself
+OURS = (
+    *("prompt", "height", "width", "num_inference_steps", "latents", "generator", "output_type"),
+    *("return_dict", "num_frames", "num_images_per_prompt", "num_videos_per_prompt"),
+)
+# where the run's own keys say it
+INSTEAD = {
+    "negative_prompt": "model.negative_prompt",
+    "num_frames": "model.frames",
+    "height": "image.height",
+    "width": "image.width",
+    "num_inference_steps": "plan.steps",
+}
+# arguments under which images are no samples of one velocity field that the run could train
+POLICY = ("callback", "ip_adapter", "latents", "_embeds", "_mask", "attention_kwargs")
+POLICY_NAMES = ("timesteps", "sigmas", "eta", "strength", "image", "video", "mask_image")
+# arguments that have a language model write the prompt anew, in other words each time
+REWRITERS = (
+    "enable_prompt_rewrite",
+    "use_pe",
+    "enhance_prompt",
+    "caption_upsample_temperature",
+    "prompt_upsampling",
+    "upsample_prompt",
+    "use_prompt_rewrite",
+)
+# schedulers whose step is x + (sigma' - sigma) v, if their settings say so
+FLOWS = (
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler",
+    "FlowMatchLCMScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DEISMultistepScheduler",
+    "SASolverScheduler",
+    "DPMSolverSinglestepScheduler",
+)
+EULER = ("FlowMatchEulerDiscreteScheduler",)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PipelineCallOptions(PipelineOptions):
+    """The options of `pipeline`."""
+
+    # arguments of the pipeline's __call__, by the names that diffusers gives them: guidance_scale,
+    # max_sequence_length and so on; what is left out is as the pipeline has it
+    call: dict[str, Any] = field(default_factory=dict)
+    # None: what the pipeline has by default
+    negative_prompt: str | None = None
+    frames: Frames = 1  # of a video pipeline
+    sources: Sources = 0  # images that each prompt starts from, at most; 0: none
+    branches: ClassVar[tuple[str, float]] = ("call", 1.0)
+
+    @property
+    def cfg_scale(self) -> float:
+        """Return the scale of guidance in ``call``; 1 where there is none."""
+        for name in GUIDES:
+            value = self.call.get(name)
+            if isinstance(value, int | float):
+                return float(value)
+        return 1.0
+
+    def guided_by(self, scale: float, *, off: bool = False) -> Self:
+        """Return the same options with another scale of guidance. Raise ConfigError where ``call``
+        sets none: the pipeline's own argument is not known here."""
+        name = next((one for one in GUIDES if one in self.call), "")
+        if not name:
+            raise ConfigError(
+                f"guidance: set the pipeline's own argument in model.call, such as {GUIDES[1]}, so "
+                "that another scale can take its place"
+            )
+        if scale < 1 or (scale == 1 and not off):
+            raise ConfigError(f"guidance: expected a scale above 1, got {scale:g}")
+        return replace(self, call=self.call | {name: scale})
+
+    @model_validator(mode="after")
+    def _check_negative_prompt(self) -> Self:
+        return self  # whether it has an effect is the pipeline's matter
+
+    @model_validator(mode="after")
+    def _check_call(self) -> Self:
+        for name, value in self.call.items():
+            if name in INSTEAD:
+                raise ValueError(f"call.{name}: set {INSTEAD[name]}")
+            if name in OURS:
+                raise ValueError(f"call.{name}: flowrl gives this argument itself; leave it out")
+            if name in POLICY_NAMES or any(part in name for part in POLICY):
+                raise ValueError(
+                    f"call.{name}: changes what is sampled beside the prompt, no run can train "
+                    "it; leave it out"
+                )
+            if name in REWRITERS and value:
+                raise ValueError(
+                    f"call.{name}: a language model would write each prompt anew, in other words "
+                    "in each call; rewrite the prompts of the list once, and leave it out"
+                )
+            if not _plain(value):
+                raise ValueError(
+                    f"call.{name}: expected a number, a text, true or false, or a list of these, "
+                    f"got {value!r}"
+                )
+        return self
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(one, int | float | str) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def rewriters(takes: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments that keep a language model from writing prompts anew."""
+    return {
+        name: None if name.endswith("temperature") else False for name in REWRITERS if name in takes
+    }
+
+
+def pipeline_class(name: Any, where: str) -> Any:
+    """Return diffusers' class of that name. Raise ModelError for one that it does not have."""
+    found = getattr(diffusers, name, None) if isinstance(name, str) else None
+    if found is None or not isinstance(found, type):
+        raise ModelError(
+            f"{where}: {name!r} is no pipeline of diffusers {diffusers.__version__}; no code "
+            "of a model is run. A newer diffusers may have it"
+        )
+    return found
+
+
+def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
+    """Raise ModelError or ConfigError for a pipeline whose class says that it cannot be asked for a
+    velocity, and for arguments that its ``__call__`` does not take."""
+    call = getattr(kind, "__call__", None)  # noqa: B004 - the function itself is wanted
+    inner = getattr(call, "__wrapped__", None)
+    if inner is None:
+        raise ModelError(
+            f"{where}: {kind.__name__}.__call__ is not diffusers' own under torch.no_grad, so it "
+            "cannot run with a gradient; custom pipelines need an adapter"
+        )
+    takes = inspect.signature(inner).parameters
+    for name, why in (("prompt", "it reads no prompt"), ("latents", "its latents cannot be given")):
+        if name not in takes:
+            raise ModelError(
+                f"{where}: {kind.__name__} has no argument {name!r}: {why}, so it cannot be asked "
+                "for the velocity at a state; it needs an adapter"
+            )
+    for name in options.call:
+        if name not in takes:
+            known = [one for one in takes if one not in ("self", *OURS)]
+            raise ConfigError(f"call {unknown(name, known, 'argument')}")
+    if options.negative_prompt is not None and "negative_prompt" not in takes:
+        raise ConfigError(f"negative_prompt: {kind.__name__} takes none; leave it out")
+    if options.frames > 1 and "num_frames" not in takes:
+        raise ConfigError(f"frames: {kind.__name__} makes images; leave it out")
+    if options.sources and "image" not in takes:
+        raise ConfigError(f"sources: {kind.__name__} starts from no image; leave it out")
+    needed = takes["image"].default if "image" in takes else None
+    if needed is inspect.Parameter.empty and not options.sources:
+        raise ConfigError(
+            f"sources: {kind.__name__} starts from an image; set how many a prompt has, and name "
+            "them in the prompts' records"
+        )
+
+
+def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError for a scheduler under which a network's output is no velocity."""
+    if kind not in FLOWS:
+        predicts = settings.get("prediction_type", "no velocity")
+        raise ModelError(
+            f"{where}: {kind} is no scheduler of flow matching (it predicts {predicts}); expected "
+            f"one of {', '.join(FLOWS)}"
+        )
+    if settings.get("stochastic_sampling"):
+        raise ModelError(
+            f"{where}: a scheduler with stochastic_sampling draws noise in its steps; set it to "
+            "false in scheduler_config.json, and take the noise from the plan"
+        )
+    flow = settings.get("use_flow_sigmas") or settings.get("prediction_type") == "flow_prediction"
+    if kind not in EULER and "FlowMatch" not in kind and not flow:
+        raise ModelError(
+            f"{where}: {kind} predicts {settings.get('prediction_type')!r}; expected "
+            "prediction_type 'flow_prediction' with use_flow_sigmas"
+        )
+    if "Heun" in kind or "Singlestep" in kind:
+        raise ModelError(
+            f"{where}: {kind} asks the network more than once a step; take "
+            "FlowMatchEulerDiscreteScheduler in scheduler_config.json"
+        )

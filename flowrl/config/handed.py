@@ -72,10 +72,24 @@ def reward_call(
 
 
 def model_call(raw: Any, source: Source, plugins: Sequence[str], before: Call | None) -> Call:
-    """Bind the call of a model; one with ``fn: python`` is that of `before`, and where there is
-    none an error where it is made."""
+    """Bind the call of a model.
+
+    One with ``fn: python``, and one whose ``path: python`` says that its weights are a pipeline in
+    memory, are made as `before` is; where there is none, it is an error where it is made.
+    """
+    why = ConfigError(
+        f"{source.at('model')}: this model is a Python object of the program that trained the run. "
+        "Hand it over again: flowrl.open(run, model=model). On a command line, name the folder "
+        "that its weights are in: --set model.path=FOLDER"
+    )
     if not isinstance(raw, dict) or raw.get("fn") != PYTHON:
-        return Call.bind("model", raw, source=source, plugins=plugins)
+        call = Call.bind("model", raw, source=source, plugins=plugins)
+        handed = before is not None and before.function not in (None, call.function)
+        if call.kwargs.get("path") == PYTHON and not (handed and before):
+            return replace(call, function=_failing(why))
+        same = before is not None and before.kwargs.get("path") == call.kwargs.get("path")
+        same = same and before is not None and before.path == call.path
+        return replace(call, function=before.function) if same and before else call
     more = [name for name in raw if name != "fn"]
     if more:
         raise ConfigError(
@@ -84,19 +98,20 @@ def model_call(raw: Any, source: Source, plugins: Sequence[str], before: Call | 
         )
     if before is not None and before.path == PYTHON:
         return before
-    why = ConfigError(
-        f"{source.at('model')}: this model is a Python object of the program that trained the run. "
-        "Hand it over again: flowrl.open(run, model=model). On a command line, name the folder "
-        "that it was loaded from, with its options: --set 'model={fn: sd3, path: FOLDER}'"
-    )
     return _absent("model", raw, why, ())
 
 
-def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -> Call:
+def _failing(why: ConfigError) -> type:
+    """Return what raises an error where it is called."""
+
     class Absent:
         def __init__(self, **_: Any) -> None:
             raise why
 
+    return Absent
+
+
+def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -> Call:
     if not isinstance(raw, dict) or not isinstance(raw.get("fn"), str):
         raise why
     mix = raw.get("weight", 1.0)
@@ -104,4 +119,6 @@ def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -
         raise why
     kwargs = {name: value for name, value in raw.items() if name not in reserved(key)}
     frames = raw.get("frames") if isinstance(raw.get("frames"), str) else ""
-    return Call(key, raw["fn"], raw["fn"], kwargs, float(mix), transform, Absent, str(frames))
+    return Call(
+        key, raw["fn"], raw["fn"], kwargs, float(mix), transform, _failing(why), str(frames)
+    )

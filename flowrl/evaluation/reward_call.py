@@ -199,7 +199,9 @@ def _number(value: Any) -> float:
 def frames_of(config: Config, model: Any = None) -> int:
     """Return how many frames the videos of a config's model have, or of one that is there already;
     1: it makes images."""
-    asked = config.model.kwargs.get("frames") if model is None else getattr(model, "frames", 1)
+    made = getattr(config.model.function, "frames", None)  # of a model that a program handed over
+    asked = config.model.kwargs.get("frames", made)
+    asked = asked if model is None else getattr(model, "frames", 1)
     return int(asked or 1)
 
 

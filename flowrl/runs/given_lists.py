@@ -62,8 +62,16 @@ def _write(config: Config, run: Path) -> None:
     for use, file in _given(config, run):
         prompts = load_prompts(getattr(config.prompts, use))
         lines = [json.dumps(record, ensure_ascii=False) for record in prompts.records]
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, "\n".join(lines) + "\n")
+
+
+def keep_lists(config: Config, folder: Path) -> Config:
+    """Write the lists that a program handed over into a folder of many runs -> the config that
+    names these files. Raises ConfigError where the folder has other ones."""
+    named = listed_in(config, folder)
+    _write(config, folder)
+    return named
 
 
 def moved_along(config: Config, run: Path) -> Config:

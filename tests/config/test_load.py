@@ -391,9 +391,7 @@ def test_a_config_is_changed_and_stays_checked(tmp_path: Path) -> None:
         changed.replace(train={"iterations": 0})
     with pytest.raises(ConfigError, match="train.group: expected a value that a config can hold"):
         changed.replace(train={"group": print})
-    with pytest.raises(
-        ConfigError, match=r"did you mean 'iterations'"
-    ):
+    with pytest.raises(ConfigError, match=r"did you mean 'iterations'"):
         changed.replace(train={"iteration": 1})
     shown = repr(changed)
     assert shown.startswith("Config('toy': model toykit.linear, rewards red, strict, 20 iterations")

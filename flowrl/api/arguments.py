@@ -29,8 +29,10 @@ from flowrl.config.handed import PYTHON, as_handed, check_reward_name
 from flowrl.config.load import ORDER, Config, judged_by, load_config
 from flowrl.config.overrides import override_texts, tuple_of_texts
 from flowrl.config.values import show
+from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.processes import world
+from flowrl.evaluation.reward_call import frames_of
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
 PromptsLike = str | os.PathLike[str] | Iterable[Any] | Mapping[str, Any]
@@ -102,6 +104,7 @@ def config_of(
         made = _with_rewards(made, rewards)
     if model is not None:
         made = with_model(made, model)
+    made = _of_frames(made, quiet=quiet)
     return _with_prompts(made, prompts, test_prompts, quiet=quiet)
 
 
@@ -160,17 +163,20 @@ def _with_rewards(config: Config, rewards: Any) -> Config:
     has keeps its weight and its transforms."""
     calls: dict[str, Call | None] = {}
     named: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
     for name, reward in named_functions(rewards).items():
         check_reward_name(name, "rewards")
         if isinstance(reward, str | Mapping):
-            named[name] = {"fn": reward} if isinstance(reward, str) else dict(reward)
-            calls[name] = None
+            call = {"fn": reward} if isinstance(reward, str) else dict(reward)
+            if callable(call.get("fn")):  # with a weight or transforms of its own
+                functions[name], call["fn"] = call["fn"], PYTHON
+            named[name], calls[name] = call, None
         elif callable(reward):
             calls[name] = as_handed(f"rewards.{name}", reward, config.rewards.get(name))
         else:
             raise ConfigError(
                 f"rewards.{name}: expected a function, the name of a shipped reward or a call like "
-                f"{{'fn': 'pickscore'}}, got {show(reward)}"
+                f"{{'fn': 'pickscore', 'weight': 0.5}}, got {show(reward)}"
             )
     if not calls:
         raise ConfigError("rewards: expected at least one, got none")
@@ -180,8 +186,26 @@ def _with_rewards(config: Config, rewards: Any) -> Config:
         texts = [f"rewards.{name}=null" for name in config.rewards if name not in named]
         # first the new ones: a config is never without rewards on its way
         bound = load_config(config, [*override_texts(whole), *texts, *_unscored(named)])
-        calls |= {name: bound.rewards[name] for name in named}
+        for name in named:
+            call = bound.rewards[name]
+            calls[name] = replace(call, function=functions.get(name, call.function))
     return judged_by(config, {name: call for name, call in calls.items() if call is not None})
+
+
+def _of_frames(config: Config, *, quiet: bool) -> Config:
+    """Return the config in which functions of images judge the videos of a model frame by frame."""
+    if frames_of(config) == 1:
+        return config
+    calls = dict(config.rewards)
+    for name, call in config.rewards.items():
+        if call.path == PYTHON and not call.frames and not judges_videos(call.function):
+            calls[name] = replace(call, frames="mean")
+            say(
+                f"rewards.{name} judges the frames of a video one by one, and their mean counts; "
+                "one that is to get whole videos says so: function.judges_videos = True",
+                quiet=quiet,
+            )
+    return replace(config, rewards=calls)
 
 
 def _unscored(named: Mapping[str, Any]) -> list[str]:

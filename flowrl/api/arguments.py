@@ -99,7 +99,10 @@ def config_of(
     plugins = [plugins] if isinstance(plugins, str) else plugins
     texts = [*_texts(overrides), *override_texts(given)]
     # a reward that is not at hand is no trouble where others take its place
-    made = load_config(config, texts, plugins, need_rewards=rewards is None)
+    if isinstance(config, Config) and not texts and not plugins:
+        made = config
+    else:
+        made = load_config(config, texts, plugins, need_rewards=rewards is None)
     if rewards is not None:
         made = _with_rewards(made, rewards)
     if model is not None:

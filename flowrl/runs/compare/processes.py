@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     plugins: tuple[str, ...]
     budgets: Budgets
     folder: Path
-    label: str  # what the config is called
+    label: str = ""  # what the config is called
     judged: Judged | None = None  # is told each evaluation, as `spend` has it; pickled
 
 

@@ -13,6 +13,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import PromptSet, given_prompts, load_prompts
 
 SHARE = 10  # of so many different prompts one is held out
+FEW = 6  # of so many at least two are
 
 
 def prompts_of(given: Any, what: str) -> str:
@@ -41,7 +42,8 @@ def both_lists(given: Any) -> tuple[tuple[str, str], str]:
             "prompts: expected at least two different prompts, one to train on and one to judge "
             "by, got one; or give test_prompts"
         )
-    count = max(1, len(texts) // SHARE)
+    # one prompt alone would not say what is chance
+    count = max(2 if len(texts) >= FEW else 1, len(texts) // SHARE)
     held = set(sorted(texts, key=_digest)[:count])
     parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     folder = Path(whole.path).parent

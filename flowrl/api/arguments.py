@@ -190,8 +190,8 @@ def _with_rewards(config: Config, rewards: Any) -> Config:
         # first the new ones: a config is never without rewards on its way
         bound = load_config(config, [*override_texts(whole), *texts, *_unscored(named)])
         for name in named:
-            call = bound.rewards[name]
-            calls[name] = replace(call, function=functions.get(name, call.function))
+            made = bound.rewards[name]
+            calls[name] = replace(made, function=functions.get(name, made.function))
     return judged_by(config, {name: call for name, call in calls.items() if call is not None})
 
 

@@ -244,23 +244,12 @@ def compare(
 ) -> Result:
     """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
 
-    Model, prompts, rewards, overrides and sections hold for all configs. Each run ends when it has
-    used up `nfe` network evaluations per latent and `seconds` of training; with 0 seconds time does
-    not count. `clock` ``processor`` counts the seconds that a processor worked for the run. `count`
-    ``cost`` adds decoding and rewards to `nfe` at what they are measured to cost, and training at
-    what it costs; ``calls`` counts a trained state as three. `points` is the number of held-out
-    evaluations of a run. With `lr_search` each config first tries its own learning rate times these
-    factors, with `search_seed`, for `search_share` of `nfe` each. With `processes` so many runs
-    train at the same time, shared out to the GPUs that are there; that needs `seconds` 0, `count`
-    ``calls``, no Python objects, and a script whose own work stands below
-    ``if __name__ == "__main__"``. The call goes on after a stop, and adds to what is there. Raises
-    as `run_comparison` does.
+    Model, prompts, rewards, overrides and sections hold for all configs; the other arguments are
+    those of ``flowrl compare`` (docs/compare.md). `processes` above 1 needs a script whose own work
+    stands below ``if __name__ == "__main__"``. The call goes on after a stop, and adds to what is
+    there. Raises as `run_comparison` does.
     """
-    if isinstance(configs, str | os.PathLike | Mapping | Config) or not configs:
-        raise ConfigError(
-            f"configs: expected a list of configs, as in ['shapes/awm', 'my.yaml'], got "
-            f"{show(configs)}"
-        )
+    _check_configs(configs)
     given: dict[str, Config] = {}
     folder = folder_of(runs, "runs")
     for place, config in enumerate(configs):
@@ -301,8 +290,8 @@ def tune(
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
     trials: int = 0,
-    sampler: Literal["tpe", "random", "grid"] | None = None,
-    sampler_seed: int = 0,
+    search: Literal["tpe", "random", "grid"] | None = None,
+    search_seed: int = 0,
     pruner: Literal["none", "median", "hyperband"] = "none",
     points: int | None = None,
     seeds: Sequence[int] = (100,),
@@ -318,7 +307,7 @@ def tune(
 
     `space` has what each key may be, ``{"optimizer.lr": [1e-5, 1e-4], "loss.beta": "0.1..1 log"}``,
     or texts as of ``flowrl tune --try``. The other arguments are those of `train` and of
-    ``flowrl tune``.
+    ``flowrl tune``; `search` and its seed are its ``--sampler``, a word that a config has, too.
     """
     chosen = config_of(
         config,
@@ -340,8 +329,8 @@ def tune(
         nfe=nfe,
         out=folder,
         trials=trials,
-        sampler=sampler,
-        sampler_seed=sampler_seed,
+        sampler=search,
+        sampler_seed=search_seed,
         pruner=pruner,
         points=(1 if pruner == "none" else 4) if points is None else points,
         counted=count,
@@ -349,6 +338,14 @@ def tune(
         given=_for_many(chosen, folder, processes),
     )
     return run_tuning(what, quiet=quiet)
+
+
+def _check_configs(configs: Any) -> None:
+    if isinstance(configs, str | os.PathLike | Mapping | Config) or not configs:
+        raise ConfigError(
+            f"configs: expected a list of configs, as in ['shapes/awm', 'my.yaml'], got "
+            f"{show(configs)}"
+        )
 
 
 def _space(space: Any) -> list[str]:

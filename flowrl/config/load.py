@@ -294,7 +294,9 @@ def build_config(
                     kept = before.rewards if before else {}
                     built[key] = _rewards(value, source, plugins, need_rewards, kept)
                 elif key == "model":
-                    built[key] = model_call(value, source, plugins, before and before.model)
+                    built[key] = model_call(
+                        value, source, plugins, before.model if before else None
+                    )
                 elif key == "parts":
                     built[key] = _parts(value, source, plugins)
                 else:
@@ -518,9 +520,10 @@ def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
 def judged_by(config: Config, calls: Mapping[str, Call]) -> Config:
     """Return the config with other calls of rewards; an evaluation's score and choice that name
     none of them follow the default."""
-    names = {"score": config.eval.score, "best_by": config.eval.best_by}
-    known = {key: name if name in calls else "" for key, name in names.items()}
-    return replace(config, rewards=dict(calls), eval=replace(config.eval, **known))
+    score = config.eval.score if config.eval.score in calls else ""
+    best_by = config.eval.best_by if config.eval.best_by in calls else ""
+    judging = replace(config.eval, score=score, best_by=best_by)
+    return replace(config, rewards=dict(calls), eval=judging)
 
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:

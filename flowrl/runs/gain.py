@@ -89,8 +89,8 @@ def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
     tags, one, two = _pairs(first.get("by_prompt"), last.get("by_prompt"))
     change, interval = after - before, None
     if len(tags) > 1:
-        pair = (np.array(scores, float)[:, None] for scores in (two, one))
-        found = paired_bootstrap(*pair, tags)
+        later, earlier = np.array(two, float)[:, None], np.array(one, float)[:, None]
+        found = paired_bootstrap(later, earlier, tags)
         change, interval = found["difference"], tuple(found["interval"])
     images = last.get("images")
     count = images if isinstance(images, int) else len(tags)

@@ -13,7 +13,8 @@ from torch import Tensor
 from toykit import linear, redness, toy, write_toy
 
 import flowrl
-from flowrl.api.arguments import ORDER, Sections, config_of
+from flowrl.api.arguments import Sections, config_of
+from flowrl.config.load import ORDER
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
 

@@ -68,7 +68,8 @@ def test_a_script_of_fifteen_lines(
     assert len([line for line in SCRIPT.splitlines() if line]) <= 15
     exec(compile(about.get("script", SCRIPT), name, "exec"), about)
     run, out = about["run"], capsys.readouterr()
-    assert isinstance(run, flowrl.TrainedRun) and run.gain.sentence in out.out
+    assert isinstance(run, flowrl.TrainedRun) and run.gain is not None
+    assert run.gain.sentence in out.out
     assert "1 of 4 prompts are held out to judge by" in out.err
     assert out.err.rstrip().splitlines()[-1] != "" and run.gain.sentence in out.err
     assert about["page"].is_file() and "redness" in about["again"]

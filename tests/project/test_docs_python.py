@@ -127,7 +127,8 @@ def test_all_calls_take_the_same_arguments() -> None:
 
 def test_the_table_of_a_run_names_what_it_has() -> None:
     table = rows(PAGES["docs/python.md"], "of a run")
-    told = {span.partition("(")[0] for span in spans(" ".join(row[0] for row in table))}
+    cells = " ".join(row[0] for row in table)
+    told = {span.partition("(")[0] for span in spans(cells)}
     public = {name for name in vars(flowrl.TrainedRun) if not name.startswith("_")} - {"after"}
     assert told == public | {"config", "folder"}
 

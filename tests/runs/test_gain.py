@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from flowrl.runs.gain import Gain, base_is_best, gain_of, run_gain
 from flowrl.runs.report.page import html_report, story
 
 
-def row(iteration: int, means: list[float | None], images: int = 1, **more: Any) -> dict[str, Any]:
+def row(
+    iteration: int, means: Sequence[float | None], images: int = 1, **more: Any
+) -> dict[str, Any]:
     """Return a line of eval.jsonl with one task."""
     known = [mean for mean in means if mean is not None]
     mean = sum(known) / len(known)

@@ -8,51 +8,64 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
+import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from flowrl.config.load import load_config
+    from flowrl.api.calls import Trainer, compare, doctor, estimate, evaluate, train, tune
+    from flowrl.api.trained_run import TrainedRun, open
+    from flowrl.config.load import Config, load_config
     from flowrl.core.part import Part
-    from flowrl.cost.estimate import estimate
-    from flowrl.runs.compare.compare import compare
-    from flowrl.runs.evaluate import evaluate
-    from flowrl.runs.export.export import export
-    from flowrl.runs.open_run import open_run
-    from flowrl.runs.train import train
-    from flowrl.training.trainer import Trainer
 
 __all__ = [
+    "Config",
     "Part",
+    "TrainedRun",
     "Trainer",
     "compare",
+    "doctor",
     "estimate",
     "evaluate",
-    "export",
     "load_config",
-    "open_run",
+    "open",
     "train",
+    "tune",
 ]
 
 _HOME = {
+    "Config": "flowrl.config.load",
     "Part": "flowrl.core.part",
-    "Trainer": "flowrl.training.trainer",
-    "compare": "flowrl.runs.compare.compare",
-    "estimate": "flowrl.cost.estimate",
-    "evaluate": "flowrl.runs.evaluate",
-    "export": "flowrl.runs.export.export",
+    "TrainedRun": "flowrl.api.trained_run",
     "load_config": "flowrl.config.load",
-    "open_run": "flowrl.runs.open_run",
-    "train": "flowrl.runs.train",
+    "open": "flowrl.api.trained_run",
 }
+_CALLS = "flowrl.api.calls"
+
+
+class _Face(types.ModuleType):
+    """The module itself: `doctor` is a function, and a room of the same name does not hide it."""
+
+    @property
+    def doctor(self) -> Any:
+        """Return the function."""
+        return importlib.import_module(_CALLS).doctor
+
+    @doctor.setter
+    def doctor(self, room: Any) -> None:
+        """Let the import of the room ``flowrl/doctor/`` leave the function alone."""
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
+    if name in __all__:
         _warn_of_other_package()
-        return getattr(importlib.import_module(_HOME[name]), name)
+        return getattr(importlib.import_module(_HOME.get(name, _CALLS)), name)
     raise AttributeError(f"module 'flowrl' has no attribute {name!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,6 +71,7 @@ def export(
     # imported when the command runs, so that --help need not load torch
     from flowrl.runs.export.export import export as write_export
     from flowrl.runs.folder import EXPORT
+    from flowrl.runs.gain import base_is_best
     from flowrl.runs.open_run import run_of
 
     options.quiet_libraries()
@@ -86,5 +88,7 @@ def export(
             overrides=changes,
             plugins=plugin,
         )
+    if nothing := base_is_best(run_of(run)):
+        print(nothing, file=sys.stderr)
     paths = [f"{folder / name}" for name in files]
     show_or_write("\n".join(paths), {"folder": f"{folder}", "files": files}, json)

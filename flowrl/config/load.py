@@ -24,9 +24,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flowrl.config.axes import AXES
-from flowrl.config.calls import Call, bind_all, reserved
+from flowrl.config.calls import Call, bind_all
+from flowrl.config.handed import as_handed, check_reward_name, model_call, reward_call
 from flowrl.config.mistakes import Collector, unknown_section
-from flowrl.config.overrides import Source, apply_override, parse_yaml, tuple_of_texts
+from flowrl.config.overrides import (
+    Source,
+    apply_override,
+    override_texts,
+    parse_yaml,
+    tuple_of_texts,
+)
 from flowrl.config.section import Section, Seed, make_section
 from flowrl.config.sections import (
     SECTIONS,
@@ -39,7 +46,7 @@ from flowrl.config.sections import (
     ScoutConfig,
     TrainConfig,
 )
-from flowrl.config.values import convert, show
+from flowrl.config.values import convert, plain, show
 from flowrl.core.errors import ConfigError, FlowRLError, unknown
 from flowrl.core.shipped_files import config_file, resource
 
@@ -54,8 +61,6 @@ ORDER = (
 )
 """The sections, in the order in which a file is written."""
 
-PYTHON = "python"  # `fn` of a reward that a program handed over, which no config can name
-
 MOST_DRAWN = 100_000  # of one prompt: they are decoded together
 MOST_IMAGES = 10**8  # of one evaluation: their scores are held in memory
 REPORT_KEYS = {
@@ -66,11 +71,18 @@ REPORT_KEYS = {
 """Keys of an evaluation's line, which the headline reward cannot be named like."""
 
 _NO_VALUE = "(none)"
+_FORMS = (
+    "expected the name of a shipped config, the path of a YAML file, a mapping of sections or a "
+    "Config"
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Config:
-    """A checked config file: everything that a run needs to know."""
+    """A checked config file: everything that a run needs to know.
+
+    Change one with `replace`; ``print(config.dump())`` shows all of it.
+    """
 
     name: str  # of the run, letters, digits, "-", "_" and "."; names its folder
     model: Call
@@ -162,6 +174,25 @@ class Config:
                 out[key] = value.to_dict() if isinstance(value, Section) else value
         return out
 
+    def replace(self, *overrides: str, **sections: Any) -> Config:
+        """Return the config with other values, checked: ``config.replace(train={"iterations": 20},
+        seed=3)``, or texts as on the command line, ``config.replace("train.iterations=20")``.
+
+        What a section does not name stays; a section with its `fn` is replaced as a whole. Objects
+        that a program handed over stay. Raises ConfigError as `load_config` does.
+        """
+        return load_config(self, [*overrides, *override_texts(sections)])
+
+    def __repr__(self) -> str:
+        """Name what tells configs apart."""
+        of = self.model.kwargs.get("path", "")
+        model = self.model.fn + (f" {of}" if of else "")
+        return (
+            f"Config({self.name!r}: model {model}, rewards {', '.join(self.rewards)}, "
+            f"{self.train.iterations} iterations of {self.train.prompts} x {self.train.group} "
+            f"images, seed {self.seed})"
+        )
+
     def dump(self) -> str:
         """Return YAML with every default filled in; it loads again to an equal config (name the
         same plugins)."""
@@ -175,7 +206,7 @@ REQUIRED = [f.name for f in fields(Config) if f.default is f.default_factory is 
 
 
 def load_config(
-    name_or_path: str | os.PathLike[str],
+    config: str | os.PathLike[str] | Mapping[str, Any] | Config,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
     *,
@@ -184,7 +215,8 @@ def load_config(
     """Read, override and check a config.
 
     Args:
-        name_or_path: a path, or the name of a shipped config: ``shapes/flow_grpo``.
+        config: a path, the name of a shipped config (``shapes/flow_grpo``), a mapping of all
+            sections as YAML would give it, or a config, whose plugins and Python objects stay.
         overrides: ``key.subkey=value`` with the value in YAML; null removes an optional section or
             a reward. Switching ``plan.fn`` keeps the arguments that the file gives; if some do not
             fit, the error says how to replace the whole call.
@@ -193,20 +225,35 @@ def load_config(
     Raises ConfigError with all mistakes: each with the file or override, the dotted key, what was
     expected and what came.
     """
-    if not isinstance(name_or_path, str | os.PathLike):
-        expected = "expected the name of a shipped config or the path of a YAML file"
-        raise ConfigError(f"{expected}, got {show(name_or_path)}")
     overrides, plugins = tuple_of_texts(overrides, "overrides"), tuple_of_texts(plugins, "plugins")
-    path = _find(os.fspath(name_or_path))
-    raw, found = _read(path), Collector()
+    raw, source, before = _raw(config)
+    found = Collector()
     for override in overrides:
         with found.catch():
             apply_override(raw, override)
+    if before is not None:
+        plugins = tuple(dict.fromkeys([*before.plugins, *plugins]))
     with found.catch():
-        source = Source(str(path), overrides)
-        config = build_config(raw, source, plugins, need_rewards)
+        source = replace(source, overrides=(*source.overrides, *overrides))
+        built = build_config(raw, source, plugins, need_rewards, before)
     found.close()
-    return config
+    return built
+
+
+def _raw(config: Any) -> tuple[dict[str, Any], Source, Config | None]:
+    """Return a config's sections as plain data of our own, where they are from, and the config
+    itself if it is one. Raises ConfigError for what is no config."""
+    if isinstance(config, Config):
+        return config.to_dict(), Source(config.source or "config", config.overrides), config
+    if isinstance(config, Mapping):
+        try:
+            return dict(plain({**config})), Source(), None
+        except TypeError as error:
+            raise ConfigError(f"config: {error}; {_FORMS}") from error
+    if not isinstance(config, str | os.PathLike):
+        raise ConfigError(f"{_FORMS}, got {show(config)}")
+    path = _find(os.fspath(config))
+    return _read(path), Source(str(path)), None
 
 
 def _find(name: str) -> Path:
@@ -227,9 +274,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def build_config(
-    raw: dict[str, Any], source: Source, plugins: tuple[str, ...], need_rewards: bool = True
+    raw: dict[str, Any],
+    source: Source,
+    plugins: tuple[str, ...],
+    need_rewards: bool = True,
+    before: Config | None = None,
 ) -> Config:
-    """Check all sections of a config that was read. Raises Mistakes with those of all of them."""
+    """Check all sections of a config that was read; Python objects are those of `before`. Raises
+    Mistakes with those of all of them."""
     found = Collector()
     built: dict[str, Any] = {}
     for key, value in raw.items():
@@ -239,7 +291,12 @@ def build_config(
         elif value is not None:  # null leaves a section out
             with found.catch():
                 if key == "rewards":
-                    built[key] = _rewards(value, source, plugins, need_rewards)
+                    kept = before.rewards if before else {}
+                    built[key] = _rewards(value, source, plugins, need_rewards, kept)
+                elif key == "model":
+                    built[key] = model_call(
+                        value, source, plugins, before.model if before else None
+                    )
                 elif key == "parts":
                     built[key] = _parts(value, source, plugins)
                 else:
@@ -271,7 +328,13 @@ def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> 
     return make_section(SECTIONS[key], value, key, source)
 
 
-def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -> dict[str, Call]:
+def _rewards(
+    raw: Any,
+    source: Source,
+    plugins: tuple[str, ...],
+    needed: bool,
+    before: Mapping[str, Call],
+) -> dict[str, Call]:
     if not isinstance(raw, dict):
         where = source.at("rewards")
         raise ConfigError(f"{where}: expected names with a call each, got {show(raw)}")
@@ -280,7 +343,7 @@ def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -
         with found.catch():
             check_reward_name(name, source.at("rewards"))
             key = f"rewards.{name}"
-            calls[name] = reward_call(key, call, source, plugins, needed=needed)
+            calls[name] = reward_call(key, call, source, plugins, needed=needed, before=before)
     found.close()
     return calls
 
@@ -419,54 +482,6 @@ def check_eval_size(model: FlowModel, config: Config) -> None:
         ) from error
 
 
-def check_reward_name(name: Any, where: str) -> None:
-    """Raise ConfigError for a name of a reward that metrics and files could not have."""
-    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
-        raise ConfigError(f"{where}: expected a name of letters, digits, - and _, got {name!r}")
-
-
-def reward_call(
-    key: str, raw: Any, source: Source, plugins: Sequence[str], *, needed: bool
-) -> Call:
-    """Bind the call of a reward as `Call.bind` does; one that cannot be bound is an error at once
-    only if it is `needed`.
-
-    One with ``fn: python`` is an error where it is made, whether it is needed or not: the program
-    may hand it over before that.
-    """
-    if isinstance(raw, dict) and raw.get("fn") == PYTHON:
-        name = key.rpartition(".")[2]
-        why = ConfigError(
-            f"{source.at(key)}: this reward is a Python function of the program that trained the "
-            "run. To go on, hand it over again: flowrl.train(config, run, resume=True, "
-            f"rewards={{{name!r}: function}}). To evaluate from the command line, put it in a "
-            f"file: --plugin my_file --set {key}.fn=my_file.function"
-        )
-        steps = raw.get("transform")
-        return _absent(key, raw, why, bind_all(f"{key}.transform", steps or [], source, plugins))
-    try:
-        return Call.bind(key, raw, source=source, plugins=plugins)
-    except ConfigError as error:
-        if needed:
-            raise
-        return _absent(key, raw, error, ())
-
-
-def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -> Call:
-    class Absent:
-        def __init__(self, **_: Any) -> None:
-            raise why
-
-    if not isinstance(raw, dict) or not isinstance(raw.get("fn"), str):
-        raise why
-    mix = raw.get("weight", 1.0)
-    if not isinstance(mix, int | float):
-        raise why
-    kwargs = {name: value for name, value in raw.items() if name not in reserved(key)}
-    frames = raw.get("frames") if isinstance(raw.get("frames"), str) else ""
-    return Call(key, raw["fn"], raw["fn"], kwargs, float(mix), transform, Absent, str(frames))
-
-
 def check_config(config: Any) -> None:
     """Raise ConfigError for what is no config, such as the name of one."""
     if isinstance(config, Config):
@@ -498,10 +513,17 @@ def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
         check_reward_name(name, "rewards")
         if not callable(reward):
             raise ConfigError(f"rewards.{name}: expected something to call, got {show(reward)}")
-        old = config.rewards.get(name) or Call(f"rewards.{name}", PYTHON, PYTHON, {})
-        calls[name] = replace(old, fn=PYTHON, path=PYTHON, kwargs={}, function=reward)
+        calls[name] = as_handed(f"rewards.{name}", reward, config.rewards.get(name))
+    return judged_by(config, calls)
+
+
+def judged_by(config: Config, calls: Mapping[str, Call]) -> Config:
+    """Return the config with other calls of rewards; an evaluation's score and choice that name
+    none of them follow the default."""
     score = config.eval.score if config.eval.score in calls else ""
-    return replace(config, rewards=calls, eval=replace(config.eval, score=score))
+    best_by = config.eval.best_by if config.eval.best_by in calls else ""
+    judging = replace(config.eval, score=score, best_by=best_by)
+    return replace(config, rewards=dict(calls), eval=judging)
 
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:

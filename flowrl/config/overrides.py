@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from flowrl.config.values import show
+from flowrl.config.values import plain, show
 from flowrl.core.errors import ConfigError, unknown
 
 LONGEST = 2**20  # characters of a config
@@ -117,6 +118,36 @@ def tuple_of_texts(values: Any, what: str) -> tuple[str, ...]:
         return tuple(values)
     hint = f"; write [{values!r}]" if isinstance(values, str) else ""
     raise ConfigError(f"{what}: expected a list of texts, got {show(values)}{hint}")
+
+
+def override_texts(values: Mapping[str, Any], key: str = "") -> list[str]:
+    """Return nested values as overrides: ``{"train": {"iterations": 20}}`` as
+    ``["train.iterations=20"]``.
+
+    A mapping with an `fn` is a whole call and stays one value. Raises ConfigError for what YAML
+    cannot hold.
+    """
+    texts = []
+    for name, value in values.items():
+        whole = f"{key}.{name}" if key else str(name)
+        if isinstance(value, Mapping) and value and "fn" not in value:
+            texts += override_texts(value, whole)
+        else:
+            texts.append(f"{whole}={_in_yaml(value, whole)}")
+    return texts
+
+
+def _in_yaml(value: Any, key: str) -> str:
+    """Write a value as the right side of an override."""
+    try:
+        known = plain(value)
+    except TypeError:
+        raise ConfigError(
+            f"{key}: expected a value that a config can hold (numbers, texts, true or false, null, "
+            f"lists, mappings), got {show(value)}"
+        ) from None
+    text = yaml.safe_dump(known, default_flow_style=True, width=10**9, allow_unicode=True)
+    return str(text).strip().removesuffix("...").strip()
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

@@ -10,15 +10,23 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.benchmark_files import READERS, format_of, format_within
 from flowrl.core.errors import ConfigError, DataError, as_one_message, near
-from flowrl.core.prompt_files import ENDINGS, PUBLISHED, kind_of, no_prompt, on_hub, read_items
+from flowrl.core.prompt_files import (
+    COLUMNS,
+    ENDINGS,
+    PUBLISHED,
+    kind_of,
+    no_prompt,
+    on_hub,
+    read_items,
+)
 from flowrl.core.prompt_lists import MADE, made_records
 from flowrl.core.shipped_files import resource
 
@@ -57,6 +65,43 @@ class PromptSet:
         return len(self.texts)
 
 
+_GIVEN: dict[str, PromptSet] = {}
+GIVEN = "python/"  # how the names of lists begin that a program handed over
+
+
+def given_prompts(items: Iterable[Any], what: str) -> PromptSet:
+    """Make a list of texts, or of records as a ``.jsonl`` file has them, one that `load_prompts`
+    finds under its `path`, as long as the program runs.
+
+    The name follows from what is in it, so that equal lists are one. A record's text may stand
+    under caption or text, too. `what` names the list in messages. Raises DataError.
+    """
+    records, places = [], []
+    for number, item in enumerate(items):
+        place = f"{what}[{number}]"
+        if isinstance(item, Mapping):
+            item = dict(item)
+            named = next((name for name in COLUMNS if name in item), COLUMNS[0])
+            text = {COLUMNS[0]: item.pop(named)} if named in item else {}
+            item = {**text, **item}
+        record = _check(item, place)
+        try:
+            json.dumps(record, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{place}: expected a record that JSON can hold (texts, numbers, lists, null): "
+                f"{error}; leave such columns out"
+            ) from error
+        records.append(record)
+        places.append(place)
+    if not records:
+        raise DataError(f"{what}: expected at least one prompt, got none")
+    texts = [record["prompt"] for record in records]
+    unnamed = PromptSet(texts, records, what, "", places)
+    name = f"{GIVEN}{what}-{len(texts)}-{prompts_hash(unnamed)[:8]}"
+    return _GIVEN.setdefault(name, replace(unnamed, path=name))
+
+
 def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     """Read a prompt file, or make one of the lists of `prompt_lists.MADE`, such as
     "geneval/test"; blank lines are skipped, a byte order mark is no part of the text.
@@ -72,6 +117,13 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     ConfigError if no file.
     """
     made = os.fspath(path)
+    if made in _GIVEN:
+        return _GIVEN[made]
+    if made.startswith(GIVEN) and not os.path.exists(made):
+        raise ConfigError(
+            f"{made}: this list of prompts was handed over by a program that has ended; hand it "
+            "over again, as in prompts=[...]"
+        )
     if made in MADE:
         # a list that flowrl makes itself: no file
         records = made_records(made)

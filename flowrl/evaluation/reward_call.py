@@ -1,9 +1,10 @@
 """Make rewards and ask them: every failure is one message, every answer is checked.
 
-A reward is called in one of two ways. A function of one argument gets a `RewardBatch`. A function
-of several gets ``f(images, prompts, **record)``: images [L, 3, H, W], the prompts, and each key of
-the prompts' records as a list with one entry per image, None where a record lacks the key. Where
-prompts start from images, ``source`` are these, a tuple of [3, h, w] per image.
+A reward is called in one of two ways (`reward_arguments`). A function of one argument ``batch``
+gets a `RewardBatch`. Any other is called by the names of its arguments, as
+``f(images, prompts, **record)``: images [L, 3, H, W], the prompts, and each key of the prompts'
+records as a list with one entry per image, None where a record lacks the key. Where prompts start
+from images, ``source`` are these, a tuple of [3, h, w] per image.
 
 `PerFrame` lets a reward of images judge videos, and `Resting` keeps a reward's networks on their
 device only while they score.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +44,7 @@ from flowrl.core.errors import (
 )
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
+from flowrl.evaluation.reward_arguments import named_arguments
 from flowrl.evaluation.reward_guard import guarded, watched
 
 _UNCHANGING = (str, int, float, bool, type(None))
@@ -190,36 +191,17 @@ def unusable(
 
 
 def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
-    """Call a reward in the way that its signature asks for."""
-    try:
-        parameters = inspect.signature(reward).parameters
-    except (TypeError, ValueError):  # written in C
-        return reward(batch)
-    if not _is_plain(parameters):
-        return reward(batch)
-    # the keys of the records that it takes
-    keys = dict.fromkeys(key for record in batch.meta for key in record)
-    record: dict[str, Any] = {}
-    for key in keys:
-        if key != "prompt":
-            record[key] = [row.get(key) for row in batch.meta]
-    if batch.source:
-        record["source"] = list(batch.source)
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        record = {key: rows for key, rows in record.items() if key in parameters}
-    # by name where they are named so, whatever their order
-    if {"images", "prompts"} <= parameters.keys():
-        return reward(**{**record, "images": batch.images, "prompts": batch.prompts})
-    return reward(batch.images, batch.prompts, **record)
+    """Call a reward in the way that its signature asks for. Raises ConfigError for an argument that
+    nothing is known of."""
+    named = named_arguments(reward, batch)
+    return reward(batch) if named is None else reward(**named)
 
 
-def _is_plain(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Say whether a function wants images and prompts apart, not a `RewardBatch`."""
-    if {"images", "prompts"} <= parameters.keys():
-        return True
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters.values() if p.kind in kinds and p.default is p.empty]
-    return len(needed) > 1
+def hint(error: BaseException) -> str:
+    """Say what a failed reward most likely took its arguments for; "" where that is not known."""
+    if isinstance(error, AttributeError) and f"'{RewardBatch.__name__}' object" in str(error):
+        return ". A function of one argument `batch` gets a RewardBatch; write f(images, prompts)"
+    return ""
 
 
 def as_tensor(values: Any, count: int) -> Tensor:
@@ -248,7 +230,9 @@ def _number(value: Any) -> float:
 def frames_of(config: Config, model: Any = None) -> int:
     """Return how many frames the videos of a config's model have, or of one that is there already;
     1: it makes images."""
-    asked = config.model.kwargs.get("frames") if model is None else getattr(model, "frames", 1)
+    made = getattr(config.model.function, "frames", None)  # of a model that a program handed over
+    asked = config.model.kwargs.get("frames", made)
+    asked = asked if model is None else getattr(model, "frames", 1)
     return int(asked or 1)
 
 

@@ -26,6 +26,7 @@ from flowrl.evaluation.held_out import (
     sampled_images,
     score_all,
 )
+from flowrl.evaluation.reward_arguments import check_arguments
 from flowrl.evaluation.reward_call import ask, frames_of, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.velocity_drift import PROMPTS, Given, Probe, take
@@ -64,6 +65,7 @@ def evaluate(
     rewards = {n: r for n, r in rewards.items() if n == c.headline or not asks_people(r)}
     rewards = {n: r for n, r in rewards.items() if not sees_latents(r)}
     check_records(prompts, rewards)
+    check_arguments(rewards, prompts.records)
     report = evaluate_prompts(
         model,
         prompts,

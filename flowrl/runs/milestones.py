@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.load import PYTHON
+from flowrl.config.handed import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.files import delete, write_json
 from flowrl.core.tables import interval_text
@@ -122,14 +122,17 @@ class Checkpoints:
         )
 
     def how_to_go_on(self) -> str:
-        """Return the command that goes on with the run, or the call where rewards are functions
-        of a program, which a command does not have."""
+        """Return the command that goes on with the run, or the call where rewards or the model are
+        objects of a program, which a command does not have."""
         config = self.trainer.config
-        if any(call.path == PYTHON for call in config.rewards.values()):
-            plugins = f", plugins={list(config.plugins)}" if config.plugins else ""
-            load = f"flowrl.load_config({str(self.run / CONFIG)!r}{plugins})"
-            rewards = ", ".join(f"{name!r}: ..." for name in config.rewards)
-            return f"flowrl.train({load}, {str(self.run)!r}, rewards={{{rewards}}}, resume=True)"
+        functions = [name for name, call in config.rewards.items() if call.path == PYTHON]
+        given = [f"plugins={list(config.plugins)}"] if config.plugins else []
+        if functions:
+            given.append(f"rewards={{{', '.join(f'{name!r}: ...' for name in functions)}}}")
+        if config.model.path == PYTHON:
+            given.append("model=...")
+        if functions or config.model.path == PYTHON:
+            return f"flowrl.open({str(self.run)!r}, {', '.join(given)}).resume()"
         return train_command("--resume", self.run, config)
 
     def after(self, error: BaseException) -> str:

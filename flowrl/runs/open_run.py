@@ -154,13 +154,15 @@ def load_run(
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
     check: Check = pass_all,
+    config: Config | None = None,
 ) -> OpenedRun:
     """Load the model of a run at a checkpoint.
 
     `path` is a checkpoint folder or a run. Of a run, `iteration` is a number, ``last`` or ``best``,
     by held-out score; by default it is the best, and the last where none was judged. `weights` is
-    ema, current or base (as before training), by default what the run's evaluations take. Raises
-    CheckpointError if there is none or it does not fit.
+    ema, current or base (as before training), by default what the run's evaluations take. `config`
+    is the run's, with what a program handed over. Raises CheckpointError if there is none or it
+    does not fit.
     """
     # the config of the run
     path = Path(path)
@@ -169,7 +171,8 @@ def load_run(
         raise CheckpointError(
             f"{path}: expected a run folder with {CONFIG}, or a checkpoint inside one"
         )
-    config = load_config(run / CONFIG, overrides, plugins, need_rewards=False)
+    if config is None:
+        config = load_config(run / CONFIG, overrides, plugins, need_rewards=False)
     check(config)
     # its model, as before training
     with explained(config, "load"):

@@ -43,6 +43,7 @@ from flowrl.runs.folder import (
     what_is_there,
     write_evals,
 )
+from flowrl.runs.given_lists import listed_in, moved_along
 from flowrl.runs.open_run import score_of
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -240,8 +241,8 @@ def _resumed(config: Config, run: Path, resume: Resume) -> Start:
 def _check_same(config: Config, run: Path) -> None:
     """Raise ConfigError unless a run is one of this config, but for how long it trains and when it
     looks at itself."""
-    saved = load_config(run / CONFIG, (), config.plugins)
-    wrong = differences(_fixed(saved), _fixed(config))
+    saved = moved_along(load_config(run / CONFIG, (), config.plugins), run)
+    wrong = differences(_fixed(saved), _fixed(listed_in(config, run)))
     if wrong:
         raise ConfigError(
             f"{run} holds a run of another config: {', '.join(wrong[:4])} differ; name another "

@@ -31,6 +31,8 @@ from flowrl.runs.folder import (
     Rows,
     read_rows,
 )
+from flowrl.runs.gain import base_is_best, gain_of
+from flowrl.runs.given_lists import lists_kept
 from flowrl.runs.log import Log, RunLogger, Silence, check_trackers, headline_label
 from flowrl.runs.milestones import Checkpoints, Milestones, rescued
 from flowrl.runs.monitors.watch import Watch
@@ -82,7 +84,8 @@ def train(
     # the folder is locked, so that no other process trains in it
     with claimed(config, run, resume) as start:
         run = start.run
-        trainer, resumed_at, lost = begin(config, start, model, callbacks, quiet)
+        with lists_kept(config, run, resumed=start.checkpoint is not None) as config:
+            trainer, resumed_at, lost = begin(config, start, model, callbacks, quiet)
         checkpoints = Checkpoints(trainer, run, resumed_at, unjudged=lost)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
             trainer.state.log = checkpoints.log = log
@@ -181,11 +184,14 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None) -> dict[str, Any]:
     """Write the summary and the figures, and print before and after."""
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
+    gain = gain_of(rows)
     summary = {
         "name": config.name,
         "before": _short(rows[0]),
         "after": _short(rows[-1]),
         "gain": rows[-1][config.headline] - rows[0][config.headline],
+        "gain_interval": list(gain.interval) if gain and gain.interval else None,
+        "verdict": gain.sentence if gain else None,
         "best": _best(run, rows),
         "stopped": stopped,
         "iterations": rows[-1]["iteration"],
@@ -207,6 +213,10 @@ def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None)
     log.say(f"images: {figures}")
     if (run / SAMPLES / VERDICTS).exists():
         log.say("in the image grid a green frame marks a right image, a red one a wrong image")
+    # the last words: whether it is better
+    for line in (gain.sentence if gain else "", base_is_best(run)):
+        if line:
+            log.say(line)
     return summary
 
 

@@ -32,6 +32,7 @@ from flowrl.core.prompts import (
 )
 from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
+from flowrl.evaluation.reward_arguments import check_arguments
 from flowrl.evaluation.reward_call import frames_of, try_out
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths, sources_of
@@ -320,6 +321,7 @@ def _prepared(task: Task, frames: int, say: Say | None) -> Prepared:
         check_sees_sigma(config, rewards.rewards, task.method.plan(0))
     for prompts in (train, test):
         check_records(prompts, rewards.rewards)
+    check_arguments(rewards.rewards, [*train.records, *test.records])
     rewards.probe()
     if say is not None:
         size, names = f"{config.image.width} x {config.image.height}", ", ".join(rewards.rewards)

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from figures import between, percent, points
 
+from flowrl.api.calls import compare
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
+from flowrl.core.shipped_files import list_configs
 from flowrl.core.tables import markdown_table
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.catalogue import list_configs
-from flowrl.runs.compare.compare import compare
 from flowrl.runs.compare.records import packed, unpacked
 from flowrl.runs.compare.summary import error_model, holm
 from flowrl.runs.evaluate import evaluate

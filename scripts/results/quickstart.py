@@ -95,7 +95,7 @@ def main() -> None:
         if not (folder / SUMMARY).exists():
             own = [f"seed={seed}", *args.changes, "--run", str(folder)]
             subprocess.run(command(own), check=True, cwd=ROOT)
-    result = {
+    result: dict[str, Any] = {
         "kind": "flowrl quickstart",
         "command": shlex.join(["python", *sys.argv]),
         "gain": gain(folders),

@@ -29,6 +29,7 @@ from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.held_out import evaluate_prompts
+from flowrl.evaluation.reward_arguments import check_arguments
 from flowrl.evaluation.reward_call import (
     PerFrame,
     Resting,
@@ -98,9 +99,9 @@ def test_what_it_may_not(answer: Any, said: str) -> None:
         ask("it", lambda batch: answer, batch(), "here")
 
 
-def by_position(one: Tensor, two: list[str], **record: list[Any]) -> list[float]:
-    assert (two, record) == (["a", "b", "c"], {"tag": ["x", None, None]})
-    return one.mean((1, 2, 3)).tolist()
+def with_records(images: Tensor, **record: list[Any]) -> list[float]:
+    assert record == {"prompts": ["a", "b", "c"], "tag": ["x", None, None]}
+    return images.mean((1, 2, 3)).tolist()
 
 
 def by_name(prompts: list[str], images: Tensor, *, tag: list[Any]) -> Tensor:
@@ -112,6 +113,19 @@ def without_records(images: Tensor, prompts: list[str]) -> Tensor:
     return images.mean((1, 2, 3))
 
 
+def of_images(images: Tensor) -> Tensor:
+    return images.mean((1, 2, 3))
+
+
+def of_tags(tag: list[Any], images: Tensor) -> Tensor:
+    assert tag == ["x", None, None]
+    return images.mean((1, 2, 3))
+
+
+def annotated(them: RewardBatch) -> Tensor:
+    return them.images.mean((1, 2, 3))
+
+
 class Object:
     def __call__(self, images: Tensor, prompts: list[str]) -> Tensor:
         return images.mean((1, 2, 3))
@@ -121,7 +135,10 @@ def brightness(batch: RewardBatch, scale: float = 1.0) -> Tensor:
     return scale * batch.images.mean((1, 2, 3))
 
 
-@pytest.mark.parametrize("way", [by_position, by_name, without_records, Object(), brightness])
+WAYS = [with_records, by_name, without_records, of_images, of_tags, annotated, Object(), brightness]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_how_a_reward_is_called(way: Callable[..., Any]) -> None:
     """Image i is i / 4 everywhere."""
     assert ask("it", way, batch(), "here").tolist() == [0, 0.25, 0.5]
@@ -154,7 +171,7 @@ def test_one_reward_cannot_change_what_the_next_sees() -> None:
     assert [*shown.meta[1]] == ["prompt", "list", "array", "pair", "none"]
     assert (shown.group.tolist(), shown.sigma.tolist()) == ([0, 1, 2], [0, 0, 0])
     shown.meta[1] = {"prompt": "b"}
-    assert ask("next", by_position, shown, "here").tolist() == [0, 0.25, 0.5]
+    assert ask("next", with_records, shown, "here").tolist() == [0, 0.25, 0.5]
 
 
 def wrong(*_: Any, **__: Any) -> None:
@@ -165,8 +182,8 @@ def leaving(*_: Any) -> None:
     raise SystemExit("no licence")
 
 
-def of_images(images: Any) -> Any:
-    return images.mean((1, 2, 3))
+def of_a_batch(batch: Any) -> Any:
+    return batch.mean((1, 2, 3))
 
 
 def with_metadata(images: Tensor, prompts: list[str], metadata: list[Any]) -> Tensor:
@@ -199,14 +216,14 @@ PROMPTS = PromptSet(["a"], [{"prompt": "a"}], "p", "p.txt", ["p.txt, line 1"])
         ),
         (lambda: ask("it", wrong, batch(), "here"), RewardError, f"here: reward 'it'.*{HERE}"),
         (
-            lambda: ask("it", of_images, batch(), "here"),
+            lambda: ask("it", of_a_batch, batch(), "here"),
             RewardError,
             r"AttributeError.* gets a RewardBatch; write f\(images, prompts\)$",
         ),
         (
             lambda: ask("it", with_metadata, batch(), "here"),
             RewardError,
-            r"TypeError.*'metadata'.*each by its name; write f\(images, prompts, \*\*record\)$",
+            r"'it': its argument 'metadata' is nothing that a reward gets; .* Write f\(images, ",
         ),
         (lambda: ask("it", leaving, batch(), "here"), RewardError, "SystemExit: no licence"),
     ],
@@ -263,6 +280,42 @@ def test_an_evaluation_counts_its_holes(monkeypatch: pytest.MonkeyPatch) -> None
         evaluate_prompts(
             LinearFlow(), prompts, {"red": partly}, **{**options, "max_unscored": 0.37}
         )
+
+
+def trl(prompts: list[str], completions: list[str]) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+FOREIGN = [
+    (trl, "completions"),
+    (lambda samples: [len(sample) for sample in samples], "samples"),
+    (lambda imgs, prompts, tag: [0.0] * len(tag), "imgs'.*did you mean 'images'"),
+    (lambda images, prompts, prompt_metadata: [0.0] * 3, "prompt_metadata"),
+]
+
+
+@pytest.mark.parametrize(("function", "said"), FOREIGN)
+def test_a_function_of_another_library_is_refused(function: Any, said: str, tmp_path: Path) -> None:
+    """Where it is asked, and in a run before the model is made."""
+    form = r"images, prompts.*Write f\(images, prompts, \*\*record\)"
+    with pytest.raises(RewardError, match=f"here: reward 'it': its argument '{said}.*{form}"):
+        ask("it", function, batch(), "here")
+    config = with_rewards(toy(tmp_path), {"it": function})
+    with pytest.raises(ConfigError, match=f"reward 'it': its argument '{said}.*{form}"):
+        Trainer(config)
+
+
+def test_a_key_that_only_other_prompts_have_is_none() -> None:
+    """Known from the whole list, so that a batch without it is no surprise in the middle of a
+    run."""
+
+    def of_counts(images: Tensor, count: list[Any]) -> list[float]:
+        return [float(one or 0) for one in count]
+
+    with pytest.raises(RewardError, match="'count' is nothing that a reward gets"):
+        ask("it", of_counts, batch(), "here")
+    check_arguments({"it": of_counts}, [{"prompt": "a"}, {"prompt": "b", "count": 3}])
+    assert ask("it", of_counts, batch(), "here").tolist() == [0, 0, 0]
 
 
 # ---------------------------------------------------------------------------- rewards of a program

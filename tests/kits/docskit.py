@@ -138,3 +138,23 @@ def plain(default: Any, missing: Any = inspect.Parameter.empty) -> Any:
     if default is missing:
         return REQUIRED
     return list(default) if isinstance(default, tuple) else default
+
+
+# ----------------------------------------------------------------------------------------- examples
+
+SMALL: dict[str, dict[str, Any]] = {
+    "train": {"iterations": 1, "prompts": 2, "group": 8, "updates": 1},
+    "eval": {"steps": 1, "images": 1, "every": 0},
+    "samples": {"prompts": 1, "every": 0},
+}
+
+
+def made_small(train: Any) -> Any:
+    """Return `flowrl.train`, only with so little to do that an example takes seconds."""
+
+    def small(*args: Any, **given: Any) -> Any:
+        for section, values in SMALL.items():
+            given[section] = {**given.get(section, {}), **values}
+        return train(*args, **given)
+
+    return small

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from docskit import PAGES, ROOT, names
 
-import flowrl
 from flowrl.config.load import load_config
+from flowrl.runs.train import train
 
 
 class Run(NamedTuple):
@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "samples={every: 1, prompts: 2}",
         "checkpoint={every: 1}",
     )
-    return Run(folder, flowrl.train(load_config("shapes/flow_grpo", overrides), folder, quiet=True))
+    return Run(folder, train(load_config("shapes/flow_grpo", overrides), folder, quiet=True))
 
 
 @pytest.mark.integration

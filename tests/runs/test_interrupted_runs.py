@@ -311,7 +311,7 @@ def test_a_run_with_a_function_as_its_reward(tmp_path: Path) -> None:
     assert 0 < summary["after"]["bright"] < 1
     assert open_run(run, plugins=("toykit",))[2] == 1
     again = load_config(run / CONFIG, ("train.iterations=2",), ("toykit",))
-    with pytest.raises(ConfigError, match=r"over again: .*resume=True, rewards={'bright'"):
+    with pytest.raises(ConfigError, match=r"over again: flowrl.open\(run, rewards={'bright'"):
         train(again, run, resume=True, quiet=True)
     assert train(again, run, resume=True, rewards={"bright": bright}, quiet=True)["iterations"] == 2
 
@@ -336,8 +336,7 @@ def test_a_command_or_the_call_with_the_functions(tmp_path: Path) -> None:
     handed = with_rewards(trainer.config, {"b": lambda batch: torch.zeros(len(batch.images))})
     vars(trainer)["config"] = replace(handed, plugins=("toykit",))
     assert checkpoints.how_to_go_on() == (
-        f"flowrl.train(flowrl.load_config('{run}/config.yaml', plugins=['toykit']), '{run}', "
-        "rewards={'b': ...}, resume=True)"
+        f"flowrl.open('{run}', plugins=['toykit'], rewards={{'b': ...}}).resume()"
     )
 
 

@@ -296,9 +296,10 @@ class Enough(Part):
 def test_a_callback_of_train_stops_the_run_and_changes_the_rate(tmp_path: Path) -> None:
     """The run ends as if it were done, its summary says why, and a resume goes on."""
     config, run = toy(tmp_path), tmp_path / "run"
-    summary = flowrl.train(config, run, quiet=True, callbacks=[Enough()])
+    summary = flowrl.train(config, run, quiet=True, callbacks=[Enough()]).summary
     assert summary["iterations"] == 2
     assert summary["stopped"] == {"monitor": "callback", "iteration": 2, "why": "two are enough"}
     rates = [row["lr"] for row in read_metrics(run)]
     assert rates == [config.lr, config.lr / 2]
-    assert flowrl.train(config, run, quiet=True, resume=True)["iterations"] == 4
+    done = flowrl.train(config, run, quiet=True, resume=True)
+    assert done.summary["iterations"] == 4

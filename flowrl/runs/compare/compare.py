@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
@@ -65,67 +66,11 @@ class Comparison(NamedTuple):
     overrides: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     processes: int = 1  # runs at the same time
+    given: Mapping[str, Config] = MappingProxyType({})  # configs of a program, by name
 
     def load(self, name: str, *more: str) -> Config:
         """Load one of the configs with the comparison's overrides and more."""
-        return load_config(name, [*self.overrides, *more], self.plugins)
-
-
-def compare(
-    configs: Sequence[str],
-    *,
-    seeds: Sequence[int] = (0, 1, 2),
-    nfe: float = 60_000,
-    seconds: float = 90,
-    clock: Literal["wall", "processor"] = "wall",
-    count: Literal["cost", "calls"] = "cost",
-    points: int = 2,
-    lr_search: Sequence[float] = (),
-    search_seed: int = 100,
-    search_share: float = 0.5,
-    search_prompts: str = "",
-    search_images: int = 0,
-    overrides: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-    runs: str | Path = "runs/compare",
-    out: str | Path = "runs/compare/result.json",
-    processes: int = 1,
-    quiet: bool = False,
-) -> Result:
-    """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
-
-    Each run ends when it has used up `nfe` network evaluations per latent and `seconds` of
-    training; with 0 seconds time does not count. `clock` ``processor`` counts the seconds that a
-    processor worked for the run. `count` ``cost`` adds decoding and rewards to `nfe` at what they
-    are measured to cost, and training at what it costs; ``calls`` counts a trained state as three.
-    `points` is the number of held-out evaluations of a run. With `lr_search` each config first
-    tries its own learning rate times these factors, with `search_seed`, for `search_share` of `nfe`
-    each; the training images choose, or `search_images` held-out ones of each of `search_prompts`.
-    With `processes` so many runs train at the same time, shared out to the GPUs that are there;
-    that needs `seconds` 0 and `count` ``calls``, and a script whose own work stands below ``if
-    __name__ == "__main__"``. The call goes on after a stop, and adds to what is there. Raises as
-    `run_comparison` does.
-    """
-    if not configs:
-        raise ConfigError(
-            "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
-        )
-    # the arguments as the records that the comparison is run and resumed by
-    search = None
-    if lr_search:
-        search = Search(tuple(lr_search), search_seed, search_share, search_prompts, search_images)
-    what = Comparison(
-        configs=tuple(configs),
-        seeds=tuple(seeds),
-        budgets=Budgets(nfe, seconds, points, clock, count),
-        runs=Path(runs),
-        out=Path(out),
-        search=search,
-        overrides=tuple(overrides),
-        plugins=tuple(plugins),
-        processes=processes,
-    )
-    return run_comparison(what, quiet=quiet)
+        return load_config(self.given.get(name, name), [*self.overrides, *more], self.plugins)
 
 
 def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
@@ -188,7 +133,8 @@ class _Runs:
                 if seed in _seeds_of(entry) and not place.exists():
                     continue
                 own = (*what.overrides, f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
-                runs.append(Asked(name, own, what.plugins, what.budgets, place))
+                config_of_run = what.given.get(name, name)
+                runs.append(Asked(config_of_run, own, what.plugins, what.budgets, place, name))
         return runs
 
     def keep(self, run: Asked) -> None:
@@ -196,7 +142,7 @@ class _Runs:
         config = load_config(run.config, list(run.overrides), run.plugins)
         found = self._run(config, f"{config.name}/{run.folder.name}", run.budgets, 1.0)
         check_judged(found, self.result["base"], run.folder)
-        add_run(self.result, entry_of(self.result, config, run.config), found)
+        add_run(self.result, entry_of(self.result, config, run.label), found)
         self.result = write_result(self.result, self.what.out)
 
     def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:

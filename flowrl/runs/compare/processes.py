@@ -28,7 +28,7 @@ import diffusers
 import torch
 import transformers
 
-from flowrl.config.load import load_config
+from flowrl.config.load import Config, load_config
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
@@ -54,11 +54,12 @@ _OTHER_DEVICE = re.compile(r"cuda:[1-9]\d*")
 class Asked(NamedTuple):
     """One run: what a process needs to train it."""
 
-    config: str
+    config: str | Config  # a name, or one that a program handed over
     overrides: tuple[str, ...]
     plugins: tuple[str, ...]
     budgets: Budgets
     folder: Path
+    label: str = ""  # what the config is called
     judged: Judged | None = None  # is told each evaluation, as `spend` has it; pickled
 
 

@@ -132,7 +132,7 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     groups = {}
     for name, some in rows.items():
         groups[name] = np.array([values(row) for row in some])
-    tags = [tag for tag, _ in columns] if prompts else columns
+    tags = [str(column[0]) if prompts else str(column) for column in columns]
     weights = weights_of(tags)
     equal_p = equal_spreads([group @ weights for group in groups.values()])
     return ErrorModel(groups, np.array(values(base)), tags, prompts, equal_p)

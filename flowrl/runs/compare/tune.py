@@ -87,10 +87,13 @@ class Tuning(NamedTuple):
     overrides: tuple[str, ...] = ()  # of every trial
     plugins: tuple[str, ...] = ()
     processes: int = 1  # runs at the same time
+    given: Config | None = None  # the config, where a program handed it over
 
     def load(self, changes: Sequence[str] = (), *more: str) -> Config:
         """Load the config with the changes of a trial."""
-        return load_config(self.config, [*self.overrides, *changes, *more], self.plugins)
+        return load_config(
+            self.given or self.config, [*self.overrides, *changes, *more], self.plugins
+        )
 
     def folder(self, changes: Sequence[str], seed: int) -> Path:
         """Return the folder of a run."""
@@ -458,7 +461,8 @@ class _Search:
             own = (*what.overrides, *changes, f"seed={seed}")
             place = what.folder(changes, seed)
             check_same_run(place, what.load(changes, f"seed={seed}"), what.budgets)
-            runs.append(Asked(what.config, own, what.plugins, what.budgets, place))
+            config = what.given or what.config
+            runs.append(Asked(config, own, what.plugins, what.budgets, place, what.config))
         return runs
 
     def _spend(self, run: Asked, watch: _Watch | None = None) -> Result:

@@ -41,6 +41,7 @@ from flowrl.runs.folder import (
     read_object,
     read_rows,
 )
+from flowrl.runs.gain import base_is_best, gain_of
 
 CARD = "README.md"
 TEMPLATES = Path(__file__).with_name("templates")
@@ -276,7 +277,17 @@ def _results(facts: CardFacts) -> dict[str, Any] | None:
         "weights": facts.config.eval.weights,
         "others": not own,
         "rows": _result_rows(facts.run, before, after),
+        "verdict": _verdict(facts.run, after.iteration),
     }
+
+
+def _verdict(run: Path, iteration: int) -> list[str]:
+    """Say what changed from before training to the evaluation of an iteration, and where no
+    checkpoint is above the base model."""
+    rows = [row for row in read_rows(run, EVALS) if row["iteration"] <= iteration]
+    found = gain_of(rows)
+    lines = [found.sentence if found else "", base_is_best(run)]
+    return [f"{line[0].upper()}{line[1:]}." for line in lines if line]
 
 
 def _result_rows(run: Path, before: Evaluation, after: Evaluation) -> Table:

@@ -154,6 +154,7 @@ def export(
     base_model: str = "",
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    config: Config | None = None,
 ) -> list[str]:
     """Write the weights of the run or checkpoint `path` into the folder `out` -> the names of the
     files there.
@@ -162,9 +163,9 @@ def export(
     default lora, or merged for a run that trained without LoRA. `weights` is ema or current, by
     default what the run's evaluations take. `dtype` ``auto`` keeps every number as it was trained.
     `base_model` is the hub id of the base model for card and adapters, where the run used a local
-    folder. The folder is there whole or not at all. Raises ConfigError for a format that does not
-    fit, RunError if `out` holds something or cannot be written, ModelError and CheckpointError as
-    `load_run` does.
+    folder; `config` is as of `load_run`. The folder is there whole or not at all. Raises
+    ConfigError for a format that does not fit, RunError if `out` holds something or cannot be
+    written, ModelError and CheckpointError as `load_run` does.
     """
     # what can be refused before gigabytes are read
     out = Path(out).absolute()
@@ -175,7 +176,12 @@ def export(
         )
     # the run, and what it trained
     loaded = load_run(
-        path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
+        path,
+        weights=weights,
+        iteration=iteration,
+        overrides=overrides,
+        plugins=plugins,
+        config=config,
     )
     trained = trained_part(loaded.model, name=loaded.config.name, dtype=DTYPES.get(dtype))
     trained = trained._replace(base=base_model or base_name(loaded.config))

@@ -38,6 +38,7 @@ from flowrl.runs.folder import (
     read_object,
     read_rows,
 )
+from flowrl.runs.gain import base_is_best, run_gain
 from flowrl.runs.report.columns import by_step, histograms, panels
 from flowrl.runs.report.samples import BUDGET, samples
 
@@ -132,6 +133,7 @@ def story(run: RunPath) -> dict[str, Any]:
     # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
+        "verdict": _verdict(folder),
         "facts": _facts(summary, len(metrics), config),
         "finished": "finished" in summary,
         "table": before_after_rows(summary) if both else [],
@@ -144,6 +146,12 @@ def story(run: RunPath) -> dict[str, Any]:
         "environment": {key: _text(value) for key, value in _environment(folder).items()},
         "noise": str(config.get("samples.seed", "")),
     }
+
+
+def _verdict(folder: Path) -> list[str]:
+    """Say what training changed on the test prompts, and where the base model stays the best."""
+    found = run_gain(folder)
+    return [line for line in (found.sentence if found else "", base_is_best(folder)) if line]
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -178,7 +186,7 @@ def _facts(
     facts["iterations logged"] = f"{iterations} of {of}" if of else str(iterations)
     # and the summary's plain values, under their own names
     for key, value in summary.items():
-        if isinstance(value, str | int | float):
+        if key != "verdict" and isinstance(value, str | int | float):
             facts[key.replace("_", " ")] = _value(value)
     for line in best_line(summary):
         name, _, value = line.partition(": ")
@@ -273,8 +281,8 @@ def before_after_table(summary: Mapping[str, Any]) -> str:
     """Set the held-out score before and after training, per task and in all, as aligned plain text.
 
     `summary` holds two evaluations, "before" and "after", each as a line of eval.jsonl has them.
-    Both see the same prompts, so their intervals do not give one for the change, and no change is
-    called significant. What is not known is "-". Raises DataError if an evaluation is missing or
+    Both see the same prompts, so their intervals do not give one for the change: `flowrl.runs.gain`
+    does. What is not known is "-". Raises DataError if an evaluation is missing or
     malformed.
     """
     rows = before_after_rows(summary)

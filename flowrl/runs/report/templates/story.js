@@ -7,6 +7,7 @@ function colored(stories) {
 function headline(stories) {
   return el("div", { class: "heads" }, stories.map((story) => el("div", { class: "head" },
     el("h1", {}, stories.length > 1 ? swatch(story.color) : null, story.name),
+    ...story.verdict.map((line) => el("p", {}, el("strong", {}, line))),
     el("dl", {}, Object.entries(story.facts).map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))))));
 }
 
@@ -17,7 +18,7 @@ function beforeAfter(stories) {
   return section("Before and after", "before-after", tables.map((story) => [
     stories.length > 1 ? el("h3", {}, swatch(story.color), story.name) : null,
     tableOf(story.table, { mark: (row, place) => last(row, place, story.table) })]),
-    el("p", { class: "quiet" }, "Mean score on held-out prompts, with its 95 % interval in brackets. Both see the same prompts and noise; the intervals give none for the change."));
+    el("p", { class: "quiet" }, "Mean score on held-out prompts, with its 95 % interval in brackets. Both see the same prompts and noise, so the change has an interval of its own: the sentence at the top."));
 }
 
 function panelLines(stories, title) {

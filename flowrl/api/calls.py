@@ -1,0 +1,417 @@
+"""The functions of the Python door. Each takes what `flowrl.api.arguments` describes, and the
+sections of a config as keywords: ``train={"iterations": 20}``, ``seed=3``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+from flowrl.api.arguments import (
+    ConfigLike,
+    Overrides,
+    PromptsLike,
+    RewardsLike,
+    Sections,
+    config_of,
+    python_objects,
+)
+from flowrl.api.given_models import GivenPipeline, ModelLike
+from flowrl.api.trained_run import TrainedRun
+from flowrl.config.handed import PYTHON
+from flowrl.config.load import Config, folder_of
+from flowrl.config.values import show
+from flowrl.core.errors import ConfigError
+from flowrl.core.part import Part
+from flowrl.cost.estimate import Estimate
+from flowrl.cost.estimate import estimate as work_out
+from flowrl.doctor.examine import examine
+from flowrl.doctor.findings import Checkup
+from flowrl.runs.compare.budgets import Budgets
+from flowrl.runs.compare.compare import Comparison, Search, run_comparison
+from flowrl.runs.compare.search_space import read_space
+from flowrl.runs.compare.summary import Result
+from flowrl.runs.compare.tune import Tuning, run_tuning
+from flowrl.runs.evaluate import evaluate as judge
+from flowrl.runs.given_lists import keep_lists
+from flowrl.runs.start_run import Resume
+from flowrl.runs.train import train as train_run
+from flowrl.training.trainer import Trainer as _Trainer
+
+
+def train(
+    config: ConfigLike,
+    run: str | os.PathLike[str] | None = None,
+    *,
+    model: ModelLike | None = None,
+    prompts: PromptsLike | None = None,
+    test_prompts: PromptsLike | None = None,
+    rewards: RewardsLike | None = None,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
+    track: Sequence[str] = (),
+    resume: Resume = False,
+    quiet: bool = False,
+    **sections: Unpack[Sections],
+) -> TrainedRun:
+    """Train in the folder `run` -> the run, with what became of it.
+
+    Without a folder it is ``runs/NAME-seedSEED``, numbered if that is taken. With `resume` the run
+    goes on from its newest whole checkpoint, bit for bit as if never stopped; "auto" starts where
+    there is nothing to go on from. `callbacks` are parts that join the training loop
+    (`flowrl.Part`), `track` names experiment trackers: wandb, trackio, swanlab. `quiet` prints
+    nothing. All else is as in `flowrl.api.arguments`; without `test_prompts` a tenth of the
+    prompts is held out.
+
+    Whatever ends the run leaves a checkpoint, and the message says how to go on. Raises
+    ConfigError, DataError and ModelError before anything is trained, then what
+    `flowrl.runs.train.train` raises.
+    """
+    chosen = config_of(
+        config,
+        model=model,
+        prompts=prompts,
+        test_prompts=test_prompts,
+        rewards=rewards,
+        overrides=overrides,
+        plugins=plugins,
+        sections=sections,
+        quiet=quiet,
+    )
+    done = train_run(
+        chosen,
+        run,
+        resume=resume,
+        quiet=quiet,
+        track=_names(track, "track"),
+        callbacks=_parts(callbacks),
+    )
+    return TrainedRun.after(Path(done["run"]), chosen)
+
+
+class Trainer(_Trainer):
+    """The training loop, an iteration at a time, for programs that do the rest themselves.
+
+    Example::
+
+        trainer = flowrl.Trainer("shapes/flow_grpo", train={"prompts": 4})
+        for iteration in range(10):
+            metrics = trainer.step()
+    """
+
+    def __init__(
+        self,
+        config: ConfigLike,
+        *,
+        model: ModelLike | None = None,
+        prompts: PromptsLike | None = None,
+        test_prompts: PromptsLike | None = None,
+        rewards: RewardsLike | None = None,
+        overrides: Overrides = (),
+        plugins: Sequence[str] = (),
+        callbacks: Sequence[Part] = (),
+        **sections: Unpack[Sections],
+    ) -> None:
+        """Arguments are those of `train`. Raises as it does before anything is trained."""
+        chosen = config_of(
+            config,
+            model=model,
+            prompts=prompts,
+            test_prompts=test_prompts,
+            rewards=rewards,
+            overrides=overrides,
+            plugins=plugins,
+            sections=sections,
+        )
+        super().__init__(chosen, callbacks=_parts(callbacks))
+
+
+def evaluate(
+    config: ConfigLike,
+    *,
+    model: ModelLike | None = None,
+    prompts: PromptsLike | None = None,
+    test_prompts: PromptsLike | None = None,
+    rewards: RewardsLike | None = None,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    **sections: Unpack[Sections],
+) -> dict[str, Any]:
+    """Judge a model that flowrl did not train, with the `eval` section of a config -> the report: a
+    line as of ``eval.jsonl``. What a run trained is judged by ``flowrl.open(run).evaluate()``.
+
+    All `prompts` are judged by, or `test_prompts`, or else those of the config.
+    """
+    chosen = config_of(
+        config,
+        model=model,
+        test_prompts=prompts if test_prompts is None else test_prompts,
+        rewards=rewards,
+        overrides=overrides,
+        plugins=plugins,
+        sections=sections,
+    )
+    return judge(chosen.call("model")(), chosen)
+
+
+def estimate(
+    config: ConfigLike,
+    *,
+    model: ModelLike | None = None,
+    prompts: PromptsLike | None = None,
+    test_prompts: PromptsLike | None = None,
+    rewards: RewardsLike | None = None,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    **sections: Unpack[Sections],
+) -> Estimate:
+    """Work out what a config takes, without a weight or a GPU: parameters, memory, calls.
+
+    Of a model object that has no folder on the disk, memory is not counted (see its `note`).
+    """
+    chosen = config_of(
+        config,
+        model=model,
+        prompts=prompts,
+        test_prompts=test_prompts,
+        rewards=rewards,
+        overrides=overrides,
+        plugins=plugins,
+        sections=sections,
+    )
+    return work_out(_with_settings(chosen))
+
+
+def doctor(
+    config: ConfigLike,
+    *,
+    model: ModelLike | None = None,
+    prompts: PromptsLike | None = None,
+    test_prompts: PromptsLike | None = None,
+    rewards: RewardsLike | None = None,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    only: Collection[str] = (),
+    known: Sequence[str] = (),
+    card: float | None = None,
+    progress: Callable[[str], object] = lambda name: None,
+    **sections: Unpack[Sections],
+) -> Checkup:
+    """Examine a config before hours are spent on it -> what was found (docs/doctor.md).
+
+    `only` names sections of the examination, `known` the findings that are meant so; `card` has the
+    gigabytes of a card to fit; `progress` gets the name of each section as it begins.
+    """
+    chosen = config_of(
+        config,
+        model=model,
+        prompts=prompts,
+        test_prompts=test_prompts,
+        rewards=rewards,
+        overrides=overrides,
+        plugins=plugins,
+        sections=sections,
+    )
+    return examine(chosen, only=only, known=known, card=card, progress=progress)
+
+
+def compare(
+    configs: Sequence[ConfigLike],
+    *,
+    model: ModelLike | None = None,
+    prompts: PromptsLike | None = None,
+    test_prompts: PromptsLike | None = None,
+    rewards: RewardsLike | None = None,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    seeds: Sequence[int] = (0, 1, 2),
+    nfe: float = 60_000,
+    seconds: float = 90,
+    clock: Literal["wall", "processor"] = "wall",
+    count: Literal["cost", "calls"] = "cost",
+    points: int = 2,
+    lr_search: Sequence[float] = (),
+    search_seed: int = 100,
+    search_share: float = 0.5,
+    search_prompts: str = "",
+    search_images: int = 0,
+    runs: str | Path = "runs/compare",
+    out: str | Path = "runs/compare/result.json",
+    processes: int = 1,
+    quiet: bool = False,
+    **sections: Unpack[Sections],
+) -> Result:
+    """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
+
+    Model, prompts, rewards, overrides and sections hold for all configs; the other arguments are
+    those of ``flowrl compare`` (docs/compare.md). `processes` above 1 needs a script whose own work
+    stands below ``if __name__ == "__main__"``. The call goes on after a stop, and adds to what is
+    there. Raises as `run_comparison` does.
+    """
+    _check_configs(configs)
+    given: dict[str, Config] = {}
+    folder = folder_of(runs, "runs")
+    for place, config in enumerate(configs):
+        chosen = config_of(
+            config,
+            model=model,
+            prompts=prompts,
+            test_prompts=test_prompts,
+            rewards=rewards,
+            overrides=overrides,
+            plugins=plugins,
+            sections=sections,
+            quiet=quiet or place > 0,
+        )
+        label = os.fspath(config) if isinstance(config, str | os.PathLike) else chosen.name
+        given[label] = _for_many(chosen, folder, processes)
+    chosen_by = (search_share, search_prompts, search_images)
+    search = Search(tuple(lr_search), search_seed, *chosen_by) if lr_search else None
+    what = Comparison(
+        configs=tuple(given),
+        seeds=tuple(seeds),
+        budgets=Budgets(nfe, seconds, points, clock, count),
+        runs=folder,
+        out=Path(out),
+        search=search,
+        processes=processes,
+        given=given,
+    )
+    return run_comparison(what, quiet=quiet)
+
+
+def tune(
+    config: ConfigLike,
+    space: Mapping[str, Any] | Sequence[str],
+    *,
+    model: ModelLike | None = None,
+    prompts: PromptsLike | None = None,
+    test_prompts: PromptsLike | None = None,
+    rewards: RewardsLike | None = None,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    trials: int = 0,
+    search: Literal["tpe", "random", "grid"] | None = None,
+    search_seed: int = 0,
+    pruner: Literal["none", "median", "hyperband"] = "none",
+    points: int | None = None,
+    seeds: Sequence[int] = (100,),
+    nfe: float = 60_000,
+    count: Literal["cost", "calls"] = "cost",
+    out: str | Path = "runs/tune",
+    processes: int = 1,
+    quiet: bool = False,
+    **sections: Unpack[Sections],
+) -> dict[str, Any]:
+    """Search the settings that serve a config best, with Optuna, on equal budgets -> the result,
+    also in the folder `out` with the best trial as ``best.yaml``.
+
+    `space` has what each key may be, ``{"optimizer.lr": [1e-5, 1e-4], "loss.beta": "0.1..1 log"}``,
+    or texts as of ``flowrl tune --try``. The other arguments are those of `train` and of
+    ``flowrl tune``; `search` and its seed are its ``--sampler``, a word that a config has, too.
+    """
+    chosen = config_of(
+        config,
+        model=model,
+        prompts=prompts,
+        test_prompts=test_prompts,
+        rewards=rewards,
+        overrides=overrides,
+        plugins=plugins,
+        sections=sections,
+        quiet=quiet,
+    )
+    folder = folder_of(out, "out")
+    label = os.fspath(config) if isinstance(config, str | os.PathLike) else chosen.name
+    what = Tuning(
+        config=label,
+        space=read_space(_space(space)),
+        seeds=tuple(seeds),
+        nfe=nfe,
+        out=folder,
+        trials=trials,
+        sampler=search,
+        sampler_seed=search_seed,
+        pruner=pruner,
+        points=(1 if pruner == "none" else 4) if points is None else points,
+        counted=count,
+        processes=processes,
+        given=_for_many(chosen, folder, processes),
+    )
+    return run_tuning(what, quiet=quiet)
+
+
+def _check_configs(configs: Any) -> None:
+    if isinstance(configs, str | os.PathLike | Mapping | Config) or not configs:
+        raise ConfigError(
+            f"configs: expected a list of configs, as in ['shapes/awm', 'my.yaml'], got "
+            f"{show(configs)}"
+        )
+
+
+def _space(space: Any) -> list[str]:
+    """Return what is tried as texts. Raises ConfigError."""
+    if isinstance(space, str):
+        return [space]
+    if isinstance(space, Mapping):
+        texts = []
+        for key, values in space.items():
+            many = isinstance(values, list | tuple)
+            texts.append(f"{key}={','.join(map(str, values)) if many else values}")
+        return texts
+    if isinstance(space, list | tuple) and all(isinstance(text, str) for text in space):
+        return [*space]
+    raise ConfigError(
+        "space: expected what each key may be, as in {'optimizer.lr': [1e-5, 1e-4]}, got "
+        f"{show(space)}"
+    )
+
+
+def _for_many(config: Config, folder: Path, processes: int) -> Config:
+    """Return a config for the runs in a folder, with its lists as files there. Raises ConfigError
+    for objects that other processes do not have."""
+    objects = python_objects(config)
+    if processes > 1 and objects:
+        raise ConfigError(
+            f"processes: {', '.join(objects)} {'are' if len(objects) > 1 else 'is'} an object of "
+            "this program, which other processes do not have; leave processes out, or name what "
+            "a config can name (plugins)"
+        )
+    return keep_lists(config, folder)
+
+
+def _with_settings(config: Config) -> Config:
+    """Return the config with the folder that the settings of a pipeline in memory are in, if there
+    is one."""
+    made = config.model.function
+    if config.model.kwargs.get("path") != PYTHON or not isinstance(made, GivenPipeline):
+        return config
+    if not made.path:
+        return config
+    return replace(
+        config, model=replace(config.model, kwargs={**config.model.kwargs, "path": made.path})
+    )
+
+
+def _names(names: Any, what: str) -> Sequence[str]:
+    """Return names of trackers; one alone is a list of one."""
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, list | tuple):
+        raise ConfigError(f"{what}: expected a list of names, as in ['wandb'], got {show(names)}")
+    return names
+
+
+def _parts(callbacks: Any) -> Sequence[Part]:
+    """Return the parts that join the loop; one alone is a list of one."""
+    if isinstance(callbacks, Part):
+        return [callbacks]
+    if not isinstance(callbacks, list | tuple):
+        raise ConfigError(
+            "callbacks: expected a list of parts, objects of classes on flowrl.Part, got "
+            f"{show(callbacks)}"
+        )
+    return callbacks

@@ -1,0 +1,164 @@
+"""What training changed on the test prompts: the difference with its interval, in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowrl.core.files import is_finite_number
+from flowrl.evaluation.statistics import paired_bootstrap
+from flowrl.runs.folder import EVALS, RunPath, read_rows
+from flowrl.runs.open_run import best_first, score_of
+
+EXACT = 1e-4  # means of prompts are kept with six digits
+
+
+class Gain(NamedTuple):
+    """The change of the headline score on the test prompts, from before training to the last
+    evaluation."""
+
+    score: str  # name of the headline reward
+    before: float
+    after: float
+    change: float
+    interval: tuple[float, float] | None  # 95 %, prompts paired; None where nobody knows it
+    iteration: int  # of the last evaluation
+    prompts: int  # that both evaluations scored
+    images: int  # of each evaluation
+    points: bool  # the score is a share of right images: differences are points of a hundred
+
+    @property
+    def certain(self) -> bool:
+        """Say whether chance alone explains no such change: 0 is outside of the interval."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
+    def sentence(self) -> str:
+        """Say it in one sentence."""
+        if self.interval is None:
+            return (
+                f"{self.score} changed by {self._said(self.change, sign=True)}; whether by chance, "
+                "these evaluations do not tell (those of two test prompts or more do)"
+            )
+        low, high = self.interval
+        images = f"{self.images:,} images of {self.prompts:,} test prompts"
+        if low == high == 0:
+            return f"{self.score} did not change ({images})"
+        if self.certain:
+            ends = sorted((abs(low), abs(high)))
+            verb = "gains" if low > 0 else "loses"
+            of = self._said(ends[0], unit=False)
+            return f"{self.score} {verb} {of} to {self._said(ends[1])} (95 % interval, {images})"
+        decides = self._said((high - low) / 2)
+        return (
+            f"the change of {self.score} by {self._said(self.change, sign=True)} cannot be told "
+            f"from chance: {images} decide differences above {decides}"
+        )
+
+    def __repr__(self) -> str:
+        """Show the sentence: what a notebook prints."""
+        return f"Gain({self.sentence})"
+
+    def _said(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
+        """Write a difference in the unit of the score."""
+        shown = 100 * value if self.points else value
+        if shown == 0 or not math.isfinite(shown):
+            text = "0"
+        else:
+            # one digit of a point, three digits of anything else
+            digits = 1 if self.points else max(0, 2 - math.floor(math.log10(abs(shown))))
+            text = f"{shown:{'+' if sign else ''}.{digits}f}"
+        if "." in text:
+            text = text.rstrip("0").rstrip(".")
+        return f"{text} points" if self.points and unit else text
+
+
+def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
+    """Compare the first evaluation of a run, before training, with its last one; None without
+    both, or where their scores have different names."""
+    if len(rows) < 2 or rows[0].get("iteration") != 0:
+        return None
+    first, last = rows[0], rows[-1]
+    before, after, name = score_of(first), score_of(last), str(last.get("score"))
+    if before is None or after is None or first.get("score") != name:
+        return None
+    # the prompts that both scored, each with its task
+    tags, one, two = _pairs(first.get("by_prompt"), last.get("by_prompt"))
+    change, interval = after - before, None
+    if len(tags) > 1:
+        later, earlier = np.array(two, float)[:, None], np.array(one, float)[:, None]
+        found = paired_bootstrap(later, earlier, tags)
+        change, interval = found["difference"], tuple(found["interval"])
+    images = last.get("images")
+    count = images if isinstance(images, int) else len(tags)
+    each = count / len(tags) if tags else 0
+    return Gain(
+        score=name,
+        before=before,
+        after=after,
+        change=change,
+        interval=interval,
+        iteration=int(last["iteration"]),
+        prompts=len(tags),
+        images=count,
+        points=bool(tags) and _are_shares([*one, *two], each),
+    )
+
+
+def run_gain(run: RunPath) -> Gain | None:
+    """Return the gain of a run folder as `gain_of` does. Raises RunError for a damaged log."""
+    return gain_of(_judged(run))
+
+
+def base_is_best(run: RunPath) -> str:
+    """Say that no checkpoint of a run is above the model that it began with, "" where one is.
+
+    Raises RunError for a damaged log.
+    """
+    rows = _judged(run)
+    found = best_first(rows)
+    if not found or rows[0].get("iteration") != 0 or rows[0].get("score") != found[0].get("score"):
+        return ""
+    before, best = score_of(rows[0]), score_of(found[0])
+    if before is None or best is None or best > before:
+        return ""
+    return (
+        f"no checkpoint is better than the base model: {found[0]['score']} {before:.3f} before "
+        f"training, {best:.3f} at the best checkpoint ({found[0]['iteration']} iterations)"
+    )
+
+
+def _judged(run: RunPath) -> list[dict[str, Any]]:
+    """Read the evaluations of a run without those of a comparison's budgets."""
+    return [row for row in read_rows(run, EVALS) if "marks" not in row]
+
+
+def _pairs(first: Any, last: Any) -> tuple[list[str], list[float], list[float]]:
+    """Return the task of each prompt that both evaluations scored, and its two means; nothing where
+    the two are of other prompts, or do not say."""
+    tags, one, two = list[str](), list[float](), list[float]()
+    if not isinstance(first, Mapping) or not isinstance(last, Mapping) or [*first] != [*last]:
+        return tags, one, two
+    for task, means in first.items():
+        others = last[task]
+        lists = isinstance(means, list) and isinstance(others, list)
+        if not lists or len(means) != len(others):
+            return [], [], []
+        for a, b in zip(means, others, strict=True):
+            if is_finite_number(a) and is_finite_number(b):
+                tags.append(task)
+                one.append(float(a))
+                two.append(float(b))
+    return tags, one, two
+
+
+def _are_shares(means: Sequence[float], each: float) -> bool:
+    """Say whether the means of prompts with `each` images are shares of right images."""
+    for mean in means:
+        hits = mean * each
+        if not 0 <= mean <= 1 or abs(hits - round(hits)) > EXACT * max(each, 1):
+            return False
+    return True

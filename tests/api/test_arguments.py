@@ -1,0 +1,318 @@
+"""What the calls take: each form of each argument means one thing, and a wrong one is one message
+before anything is trained or written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from toykit import linear, redness, toy, write_toy
+
+import flowrl
+from flowrl.api.arguments import Sections, config_of
+from flowrl.config.load import ORDER
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.prompts import load_prompts
+
+PLUGIN = ("toykit",)
+TEXTS = [f"a {color} dot, number {place}" for place in range(10) for color in ("red", "blue")]
+
+
+def bright(images: Tensor, prompts: list[str]) -> Tensor:
+    return images.mean((1, 2, 3))
+
+
+class Rows:
+    """What is left of datasets.Dataset: it is gone through, and its rows are mappings."""
+
+    column_names = ("caption", "tag")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter({"caption": text, "tag": "dots"} for text in TEXTS)
+
+
+# ------------------------------------------------------------------------------ config, overrides
+
+
+def test_every_form_of_a_config_is_the_same_config(tmp_path: Path) -> None:
+    file = write_toy(tmp_path)
+    named = flowrl.load_config(file, plugins=PLUGIN)
+    for form in (file, str(file), named.to_dict(), named):
+        assert config_of(form, plugins=PLUGIN) == named
+    assert config_of(named) == named  # which knows its plugins
+    assert config_of(named, plugins="toykit") == named
+    assert flowrl.Trainer(named.to_dict(), plugins=PLUGIN).config == named
+    assert config_of("shapes/awm").name == "shapes-awm"
+
+
+def test_every_form_of_an_override_is_the_same(tmp_path: Path) -> None:
+    """Keywords stand above overrides."""
+    file, wanted = write_toy(tmp_path), toy(tmp_path, "train.iterations=9", "seed=5")
+    forms: list[dict[str, Any]] = [
+        {"overrides": ["train.iterations=9", "seed=5"]},
+        {"overrides": {"train": {"iterations": 9}, "seed": 5}},
+        {"overrides": {"train.iterations": 9, "seed": 5}},
+        {"train": {"iterations": 9}, "seed": 5},
+        {"overrides": "seed=5", "train": {"iterations": 9}},
+        {"overrides": {"train": {"iterations": 2}, "seed": 5}, "train": {"iterations": 9}},
+    ]
+    for form in forms:
+        sections = {key: form.pop(key) for key in [*form] if key != "overrides"}
+        assert config_of(file, plugins=PLUGIN, sections=sections, **form) == wanted
+
+
+def test_sections_are_those_of_a_config() -> None:
+    """What an editor offers is all there is, but for what has an argument of its own."""
+    assert {*Sections.__annotations__} == {*ORDER} - {"model", "prompts", "rewards"}
+
+
+# --------------------------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TEXTS,
+        tuple(TEXTS),
+        (text for text in TEXTS),
+        dict.fromkeys(TEXTS).keys(),
+        [{"prompt": text} for text in TEXTS],
+        [{"caption": text} for text in TEXTS],
+        [{"text": text} for text in TEXTS],
+        Rows(),
+    ],
+    ids=["list", "tuple", "generator", "view", "prompt", "caption", "text", "dataset"],
+)
+def test_a_tenth_of_a_list_is_held_out(
+    given: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same ones whatever the form, and none of them is trained on."""
+    config = config_of(write_toy(tmp_path), prompts=given, plugins=PLUGIN, quiet=False)
+    train, test = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
+    assert sorted([*train.texts, *test.texts]) == sorted(TEXTS) and len(test) == 2
+    assert [*test.texts] == [text for text in TEXTS if text in test.texts]
+    again = config_of(write_toy(tmp_path), prompts=reversed(TEXTS), plugins=PLUGIN)
+    assert {*load_prompts(again.prompts.test).texts} == {*test.texts}
+    said = capsys.readouterr().err
+    assert "no test_prompts were given: 2 of 20 prompts are held out to judge by" in said
+
+
+def test_lists_of_both_kinds(tmp_path: Path) -> None:
+    file = write_toy(tmp_path)
+    (tmp_path / "my.txt").write_text("one\ntwo\nthree\n")
+
+    def lists(**given: Any) -> tuple[list[str], list[str]]:
+        config = config_of(file, plugins=PLUGIN, **given)
+        return load_prompts(config.prompts.train).texts, load_prompts(config.prompts.test).texts
+
+    own = lists()
+    assert lists(prompts=["a", "b"], test_prompts=["c"]) == (["a", "b"], ["c"])
+    from_file = lists(prompts={"train": ["a"], "test": tmp_path / "my.txt"})
+    assert from_file == (["a"], ["one", "two", "three"])
+    # of what is not named the config's own stays, but where a list would be judged by another's
+    assert lists(test_prompts=["c"]) == (own[0], ["c"])
+    assert lists(prompts={"train": ["a"]}) == (["a"], own[1])
+    held = lists(prompts=str(tmp_path / "my.txt"))
+    assert sorted(held[0] + held[1]) == ["one", "three", "two"] and len(held[1]) == 1
+
+
+def test_equal_texts_are_not_parted_and_files_stay_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that comes twice is on one side; what a record names lies where it lay."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.png").write_bytes(b"")
+    records = [{"prompt": text, "source": ["photo.png"], "n": 1} for text in TEXTS[:4] * 2]
+    config = config_of(write_toy(tmp_path), prompts=records, plugins=PLUGIN)
+    train, test = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
+    assert (len(train), len(test)) == (6, 2) and not {*train.texts} & {*test.texts}
+    assert train.records[0]["source"] == [str(tmp_path / "photo.png")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompts": 3}, "prompts: expected a path or the name of a list, a list of texts or of"),
+        ({"prompts": b"a red dot"}, "prompts: expected a path or the name of a list"),
+        ({"prompts": {"prompt": "a"}}, r"prompts: .* a list of one record is \[\{'prompt'"),
+        ({"prompts": " "}, "prompts: expected a path or a name, got an empty text"),
+        ({"prompts": ["one"]}, "prompts: expected at least two different prompts"),
+        ({"prompts": ["one", "One "]}, "prompts: expected at least two different prompts"),
+        ({"prompts": []}, r"prompts: expected at least one prompt, got none"),
+        ({"prompts": ["a", 3]}, r"prompts\[1\]: expected a text or an object with a prompt"),
+        ({"prompts": [{"tag": "a"}]}, r'prompts\[0\]: expected the key "prompt", got \'tag\''),
+        ({"prompts": [{"prompt": "a", "image": object()}]}, "leave such columns out"),
+        ({"prompts": ["a"], "test_prompts": [""]}, r"test_prompts\[0\]: expected a text that is"),
+        ({"test_prompts": 3}, "test_prompts: expected a path or the name of a list"),
+        ({"rewards": 3}, "rewards: expected a function, the name of a shipped reward, a list"),
+        ({"rewards": []}, "rewards: expected at least one, got none"),
+        ({"rewards": {"red": 3}}, "rewards.red: expected a function, the name of a shipped reward"),
+        ({"rewards": {"a/b": redness}}, "rewards: expected a name of letters.*got 'a/b'"),
+        ({"rewards": [redness, redness]}, "rewards: two of them are called 'redness'; name them"),
+        ({"rewards": "pikscore"}, "has no file 'pikscore'; did you mean 'pickscore'"),
+        (
+            {"model": 3},
+            "model: expected a folder or a hub id, a loaded pipeline of diffusers",
+        ),
+        ({"model": ""}, "model: expected a folder or a hub id, got an empty text"),
+        ({"overrides": 3}, "overrides: expected a list of texts like"),
+        ({"overrides": [3]}, "overrides: expected a list of texts, got"),
+        ({"overrides": {"train": {"group": {1}}}}, "train.group: expected a value that a config"),
+        ({"trian": {"iterations": 3}}, "the call has no argument 'trian'; did you mean 'train'"),
+        (
+            {"train": {"iteration": 3}},
+            "no argument 'iteration'; did you mean 'iterations'",
+        ),
+        (
+            {"callbacks": 3},
+            "callbacks: expected a list of parts, objects of classes on",
+        ),
+        ({"callbacks": [3]}, r"callbacks\[0\]: expected a part, an instance of a class on"),
+        ({"track": 3}, r"track: expected a list of names, as in \['wandb'\]"),
+        ({"track": "wanbd"}, "did you mean 'wandb'"),
+        ({"plugins": 3}, "plugins: expected a list of texts"),
+        ({"run": 3}, "run: expected the path of a folder, got 3"),
+    ],
+)
+def test_a_wrong_type_is_one_message_at_the_door(
+    given: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_toy(tmp_path / "toy")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ConfigError, DataError), match=said):
+        flowrl.train(config, **{"plugins": PLUGIN, "quiet": True, **given})
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+@pytest.mark.parametrize("takes", [flowrl.train, flowrl.estimate, flowrl.Trainer, flowrl.doctor])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "expected the name of a shipped config, the path of a YAML file, a mapping"),
+        ({"name": "toy"}, "config: missing sections: model"),
+        ("shapes/flow_grop", "did you mean 'shapes/flow_grpo'"),
+        (Path("my.yaml"), "my.yaml"),
+    ],
+    ids=["none", "dict", "name", "path"],
+)
+def test_what_is_no_config(
+    takes: Callable[[Any], Any],
+    given: Any,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        takes(given)
+    assert not any(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------- rewards
+
+
+def test_every_form_of_rewards(tmp_path: Path) -> None:
+    file = write_toy(tmp_path)
+
+    def weights(rewards: Any) -> dict[str, float]:
+        return config_of(file, rewards=rewards, plugins=PLUGIN).reward_weights
+
+    assert weights(bright) == weights([bright]) == {"bright": 1.0}
+    assert weights({"mine": bright}) == weights({"mine": {"fn": bright}}) == {"mine": 1.0}
+    assert weights({"mine": {"fn": bright, "weight": 0.5}, "jpeg": "jpeg"}) == {
+        "mine": 0.5,
+        "jpeg": 1.0,
+    }
+    assert weights("jpeg") == {"jpeg": 1.0} and [*weights(["jpeg", bright])] == ["jpeg", "bright"]
+    assert weights(lambda images: images.mean((1, 2, 3))) == {"reward": 1.0}
+    # one of the config's name keeps its weight, and a part of its call may change
+    assert weights({"strict": bright, "red": redness}) == {"strict": 0.0, "red": 1.0}
+    assert weights({"red": {"weight": 2.0}}) == {"red": 2.0}
+
+
+def test_the_score_of_evaluations_follows_the_rewards(tmp_path: Path) -> None:
+    config = toy(tmp_path, "eval.score=strict", "eval.best_by=strict")
+    assert config_of(config, rewards=bright).headline == "bright"
+    assert config_of(config, rewards=["jpeg"]).eval.best_by == ""
+    assert config_of(config, rewards={"a": bright, "strict": bright}).headline == "strict"
+
+
+# ----------------------------------------------------------------------------------------- models
+
+
+def test_a_flow_model_is_as_it_was_for_each_call(tmp_path: Path) -> None:
+    """Training changes the object; another call begins with what was handed over."""
+    model = linear(scale=0.3)
+    start = {name: value.detach().clone() for name, value in model.trainable().items()}
+    config = config_of(write_toy(tmp_path), model=model, plugins=PLUGIN)
+    trainer = flowrl.Trainer(config)
+    assert trainer.model is model
+    trainer.step()
+    assert any(not value.equal(start[name]) for name, value in model.trainable().items())
+    assert config.call("model")() is model
+    assert all(value.equal(start[name]) for name, value in model.trainable().items())
+    assert config.to_dict()["model"] == {"fn": "python"}
+
+
+def test_a_folder_brings_the_adapter_of_its_class(tmp_path: Path) -> None:
+    config = config_of("flux/flow_grpo_fast", model="assets/shapes-sd3")
+    assert (config.model.fn, config.model.kwargs["path"]) == ("sd3", "assets/shapes-sd3")
+    assert config.model.kwargs["lora"] == {"rank": 64, "alpha": 128}
+    own = config_of("sd3/flow_grpo_fast", model={"path": "assets/shapes-sd3", "guidance": 2.0})
+    assert own.model.kwargs["guidance"] == 2.0
+    with pytest.raises(ModelError, match="no model at 'assets/shapes-sd4'"):
+        flowrl.Trainer("shapes/awm", model="assets/shapes-sd4")
+
+
+# ------------------------------------------------------------------------------- the other calls
+
+
+def test_the_other_calls_take_the_same(tmp_path: Path) -> None:
+    file: Any = write_toy(tmp_path)
+    given: dict[str, Any] = {"plugins": PLUGIN, "rewards": bright, "prompts": TEXTS, "seed": 5}
+    assert "bright" in flowrl.evaluate(file, **given)["rewards"]
+    assert flowrl.evaluate(file, **given)["setting"]["count"] == len(TEXTS)
+    assert flowrl.estimate(file, **given).config.seed == 5
+    seen = flowrl.doctor(file, **given, only=["prompts", "rewards"])
+    assert [one.name for one in seen.sections] == ["prompts", "start", "rewards"]
+    result = flowrl.compare(
+        [file, flowrl.load_config(file, ["name=other"], PLUGIN)],
+        **{**given, "seed": 0},
+        seeds=[0],
+        nfe=200,
+        seconds=0,
+        count="calls",
+        points=1,
+        runs=tmp_path / "compared",
+        out=tmp_path / "compared/result.json",
+        quiet=True,
+    )
+    assert {entry["name"] for entry in result["configs"]} == {"toy", "other"}
+    kept = (tmp_path / "compared/prompts/train.jsonl").read_text().splitlines()
+    assert len(kept) == 18 and json.loads(kept[0])["prompt"] in TEXTS
+    with pytest.raises(ConfigError, match="processes: rewards.bright is an object of this program"):
+        flowrl.compare([file], **given, processes=2, runs=tmp_path / "b")
+    with pytest.raises(ConfigError, match="configs: expected a list of configs"):
+        flowrl.compare(file, plugins=PLUGIN)
+
+
+def test_a_search_takes_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    result = flowrl.tune(
+        write_toy(tmp_path),
+        {"optimizer.lr": [0.01, 0.02]},
+        rewards=bright,
+        prompts=TEXTS,
+        plugins=PLUGIN,
+        nfe=200,
+        count="calls",
+        out=tmp_path / "tuned",
+        quiet=True,
+    )
+    assert len(result["trials"]) == 2 and (tmp_path / "tuned/best.yaml").is_file()
+    with pytest.raises(ConfigError, match="space: expected what each key may be"):
+        flowrl.tune("shapes/awm", 3)  # type: ignore[arg-type]

@@ -57,16 +57,16 @@ def bench(
     overrides: options.Overrides,
     changes: options.Set,
     iterations: Annotated[int, typer.Option(help="iterations that are timed")] = 3,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
     """Time the parts of an iteration against the calls of network and VAE alone."""
-    from flowrl.config.load import load_config
     from flowrl.cost.overhead import measure_overhead as timed
     from flowrl.cost.overhead import overhead_table
 
     options.quiet_libraries()
-    chosen = load_config(config, [*overrides, *changes], plugin)
+    chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
     counted = partial(count_up, of="iterations")
     result = timed(chosen, iterations=iterations, progress=counted)
     show_or_write(lambda width: overhead_table(result, width=width), result, json)

@@ -49,6 +49,7 @@ def evaluate(
     steps: options.Steps = None,
     seed: options.Seed = None,
     changes: options.Set,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
@@ -68,11 +69,12 @@ def evaluate(
     # a suite keeps its images in a folder, an evaluation keeps none
     if suite is not None:
         where = out or suite_folder(suite, name, weights, iteration)
-        _suite(name, suite, where, against, config, weights, iteration, own, changes, plugin, json)
+        about = (config, weights, iteration, own, changes, plugin, profile, json)
+        _suite(name, suite, where, against, *about)
         return
     if out is not None or against is not None:
         raise ConfigError("--out and --against belong to --suite NAME")
-    found = options.opened(name, config, weights, iteration, own, changes, plugin)
+    found = options.opened(name, config, weights, iteration, own, changes, plugin, profile)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
     show_or_write(
@@ -106,6 +108,7 @@ def _suite(
     own: dict[str, int | str | None],
     changes: list[str],
     plugin: list[str],
+    profile: str | None,
     json: Path | None,
 ) -> None:
     """Run a suite and print its table, the difference, and the setting."""
@@ -117,7 +120,7 @@ def _suite(
     # the suite's settings first, so that --set can change them
     chosen = own["prompts.test"]
     given = [*overrides_of(suite, str(chosen) if chosen else None), *changes]
-    found = options.opened(name, config, weights, iteration, own, given, plugin)
+    found = options.opened(name, config, weights, iteration, own, given, plugin, profile)
     here = world()
     with explained(found.config, "eval"):
         result = run_suite(

@@ -63,6 +63,7 @@ def export(
     iteration: Iteration = None,
     base_model: BaseModel = "",
     changes: options.Set,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
@@ -83,7 +84,7 @@ def export(
             iteration=iteration,
             dtype=dtype,
             base_model=base_model,
-            overrides=changes,
+            overrides=options.fitted_target(f"{run}", "", changes, plugin, profile),
             plugins=plugin,
         )
     paths = [f"{folder / name}" for name in files]

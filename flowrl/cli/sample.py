@@ -46,6 +46,7 @@ def sample(
     best_by: BestBy = None,
     json: options.Json = None,
     changes: options.Set,
+    profile: options.Profile = None,
     plugin: options.Plugins,
 ) -> None:
     """Draw images of prompts on one page, or videos into a film."""
@@ -64,7 +65,7 @@ def sample(
         page_format(out)
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
     own |= _best(best_of, best_by, images)
-    found = options.opened(name, config, weights, iteration, own, changes, plugin)
+    found = options.opened(name, config, weights, iteration, own, changes, plugin, profile)
     chosen = found.config
     if frames_of(chosen, found.model) == 1:
         page_format(out)

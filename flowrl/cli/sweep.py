@@ -57,6 +57,7 @@ def sweep(
     iteration: options.Iteration = None,
     seed: options.Seed = None,
     changes: options.Set,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
@@ -90,7 +91,9 @@ def sweep(
 
     # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
-        return options.opened(name, config, weights, iteration, own, [*given, *more], plugin)
+        return options.opened(
+            name, config, weights, iteration, own, [*given, *more], plugin, profile
+        )
 
     _show_result(swept(open_target, asked, where, progress=count_up), where, json)
 

@@ -264,8 +264,8 @@ def test_a_mistake_is_one_clear_message(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("trian", "No such command 'trian'. Did you mean 'train'?"),
-        ("train x.yaml --quit", "No such option: --quit (Possible options: --quiet)"),
+        ("trian", "No such command 'trian'; did you mean 'train'?"),
+        ("train x.yaml --quit", "No such option: --quit; did you mean '--quiet'?"),
         ("train x.yaml --quiet fast", "expected KEY=VALUE, got fast"),
         ("train x.yaml --seed one", "Invalid value for '--seed'"),
         ("eval run --weights emma", "Invalid value for '--weights'"),

@@ -28,6 +28,7 @@ from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
 from flowrl.cli.start_up import interrupt_as_usual, say_when_loading, was_interrupted
 from flowrl.cli.sweep import sweep
+from flowrl.cli.tiny import tiny
 from flowrl.cli.train import train
 from flowrl.cli.tune import tune
 from flowrl.core.errors import ConfigError, FlowRLError
@@ -49,6 +50,7 @@ GROUPS: dict[str, dict[str, Function]] = {
         "estimate": estimate,
         "bench": bench,
         "pairs": pairs,
+        "tiny": tiny,
     },
     "Look at a model": {
         "eval": evaluate,

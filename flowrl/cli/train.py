@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,13 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="check it all but the weights, print plan and memory"),
 ]
+Rehearse = Annotated[
+    bool,
+    typer.Option(
+        "--rehearse",
+        help="one iteration on a tiny random model of the same class, and nothing is kept",
+    ),
+]
 Track = Annotated[
     list[str],
     typer.Option(
@@ -64,6 +72,7 @@ def train(
     resume: Resume = None,
     seed: Seed = None,
     dry_run: DryRun = False,
+    rehearse: Rehearse = False,
     track: Track,
     quiet: Quiet = False,
     json: options.Json = None,
@@ -73,12 +82,15 @@ def train(
     """Train a config in a run folder."""
     auto = resume == AUTO
     again = resume is not None and not auto
-    if again and (config or overrides or changes or seed is not None or run or dry_run or profile):
+    others = (config, overrides, changes, seed is not None, run, dry_run, rehearse, profile)
+    if again and any(others):
         raise ConfigError(
             "--resume goes on with the run's own config in its own folder: leave out the "
-            "config, overrides, --seed, --run, --profile and --dry-run. To train longer, set a "
-            f"larger train.iterations in {resume}/config.yaml and resume"
+            "config, overrides, --seed, --run, --profile, --dry-run and --rehearse. To train "
+            f"longer, set a larger train.iterations in {resume}/config.yaml and resume"
         )
+    if rehearse and (dry_run or run is not None or auto):
+        raise ConfigError("--rehearse keeps nothing: leave out --run, --resume and --dry-run")
     if not again and not config:
         raise ConfigError(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
@@ -86,6 +98,9 @@ def train(
     given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
     if dry_run:
         _show_plan(str(config), given, plugin, profile, json)
+        return
+    if rehearse:
+        _rehearse(str(config), options.fitted(str(config), given, plugin, profile), plugin, json)
         return
     from flowrl.runs import open_run
     from flowrl.runs.train import train as run_training
@@ -113,6 +128,22 @@ def _show_plan(
         plan = dry_run(chosen)
     facts = {"config": chosen.to_dict(), "plan": plan.splitlines()}
     show_or_write(f"{chosen.dump()}\n{plan}", facts, file)
+
+
+def _rehearse(config: str, given: list[str], plugin: list[str], file: Path | None) -> None:
+    """Train one iteration on a tiny model, and say what was done, and with what."""
+    from flowrl.runs.rehearse import rehearse
+
+    options.quiet_libraries()
+    found = rehearse(config, given, plugin)
+    model = f"a tiny random {found.pipeline}" if found.pipeline else "the config's own model"
+    lines = [f"rehearsed in {found.seconds:.0f} s: one iteration on {model}; nothing is kept"]
+    if found.stood_in:
+        lines.append(f"stood in for by the images' brightness: {', '.join(found.stood_in)}")
+    options_given = shlex.join([*given, *(word for name in plugin for word in ("--plugin", name))])
+    lines.append(f"train it: flowrl train {config} {options_given}".rstrip())
+    facts = {"pipeline": found.pipeline, "stood_in": found.stood_in, "seconds": found.seconds}
+    show_or_write("\n".join(lines), {**facts, "summary": found.summary}, file)
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

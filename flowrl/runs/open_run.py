@@ -239,7 +239,7 @@ def open_target(
 def target_config(
     target: str, *, settings: str, overrides: Sequence[str] = (), plugins: Sequence[str] = ()
 ) -> Config:
-    """Return the config of a target as `open_target` takes it, without its model. Raises ConfigError
+    """Return the config of a target as `open_target` takes it, unloaded. Raises ConfigError
     for a name that is none."""
     path = Path(target)
     if (path / CONFIG).exists() or (path / MANIFEST).exists():

@@ -21,6 +21,7 @@ from flowrl.cli.evaluate import evaluate
 from flowrl.cli.export import export
 from flowrl.cli.grammar import Command, Commands
 from flowrl.cli.measure import measure
+from flowrl.cli.new import new
 from flowrl.cli.pairs import pairs
 from flowrl.cli.report import grid, report, view
 from flowrl.cli.sample import sample
@@ -51,6 +52,7 @@ GROUPS: dict[str, dict[str, Function]] = {
         "bench": bench,
         "pairs": pairs,
         "tiny": tiny,
+        "new": new,
     },
     "Look at a model": {
         "eval": evaluate,

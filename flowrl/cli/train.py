@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write, working
+from flowrl.cli.output import in_terminal, show_or_write, working
 from flowrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flowrl.config.load import Config
 
 AUTO = Path("auto")
 OptionalConfig = Annotated[
@@ -109,11 +113,14 @@ def train(
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
         saved = open_run.saved_config(resume, plugin)
-        _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)
+        done = run_training(saved, resume, resume=True, quiet=quiet, track=track)
+        _write(done, json)
+        _say_next(saved, done["run"], quiet)
         return
     chosen = options.load_fitted(str(config), given, plugin, profile)
     done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
     _write(done, json)
+    _say_next(chosen, done["run"], quiet)
 
 
 def _show_plan(
@@ -144,6 +151,32 @@ def _rehearse(config: str, given: list[str], plugin: list[str], file: Path | Non
     lines.append(f"train it: flowrl train {config} {options_given}".rstrip())
     facts = {"pipeline": found.pipeline, "stood_in": found.stood_in, "seconds": found.seconds}
     show_or_write("\n".join(lines), {**facts, "summary": found.summary}, file)
+
+
+def _say_next(config: Config, run: str, quiet: bool) -> None:
+    """Say in a terminal what to try next, in the first process."""
+    from flowrl.core.processes import world
+
+    if quiet or not in_terminal() or not world().main:
+        return
+    print("try next:", file=sys.stderr)
+    for words in next_commands(config, run):
+        print(f"  {shlex.join(words)}", file=sys.stderr)
+
+
+def next_commands(config: Config, run: str) -> list[list[str]]:
+    """Return the words of three commands that look at a run's model; none lacks an argument."""
+    from flowrl.core.prompts import load_prompts
+    from flowrl.evaluation.sources import source_paths
+
+    # a held-out prompt, with the images that it starts from
+    prompts = load_prompts(config.prompts.test)
+    sample = ["flowrl", "sample", run, prompts.texts[0]]
+    for file in source_paths(prompts, 0):
+        sample += ["--source", f"{file}"]
+    commands = [sample, ["flowrl", "eval", run], ["flowrl", "export", run]]
+    plugins = [word for name in config.plugins for word in ("--plugin", name)]
+    return [[*words, *plugins] for words in commands]
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

@@ -31,6 +31,7 @@ from flowrl.runs.train import train
 from flowrl.training.rehearsal import check_plan
 
 SIDE = 64  # pixels of a rehearsed image
+WAVES = 1e4  # of the stand-in, in an image's brightness of 0 to 1
 RECORDS = 4  # of a list of prompts
 # options of adapters whose usual values are for large images, long prompts and videos
 SMALL = {"frames": 5, "source_pixels": SIDE**2, "seen_pixels": 96**2}
@@ -52,7 +53,8 @@ class Rehearsal(NamedTuple):
 
 
 class StandIn:
-    """Stand in for a reward with a network: the brightness of an image, or of a video's frames."""
+    """Stand in for a reward with a network: a wave of the brightness of an image or a video, so
+    short that images of a random network differ by it."""
 
     differentiable = True
     sees_sigma = True  # it judges unfinished images, too
@@ -61,8 +63,9 @@ class StandIn:
         self.judges_videos = videos
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score images [L, ..., H, W] by their mean -> [L]."""
-        return batch.images.to(torch.float32).flatten(1).mean(1)
+        """Score images [L, ..., H, W] by a sine of their mean -> [L] in [0, 1]."""
+        mean = batch.images.to(torch.float32).flatten(1).mean(1)
+        return 0.5 + 0.5 * (WAVES * mean).sin()
 
 
 def rehearse(

@@ -75,6 +75,7 @@ def export(
 
     options.quiet_libraries()
     folder = out or run_of(run) / EXPORT
+    plugin = options.allowed(run, plugin)
     with working(f"writing {folder}"):
         files = write_export(
             run,

@@ -116,10 +116,25 @@ Plugins = Annotated[
         default_factory=list,
         show_default=False,
         metavar="PACKAGE",
-        help="a package that `fn:` may name; repeatable",
+        help="a package that `fn:` may name; a run remembers it; repeatable",
         callback=look_here,
     ),
 ]
+
+
+def allowed(target: str | Path, plugins: list[str]) -> list[str]:
+    """Return the plugins that were named, and those that were allowed for this run before. Raise
+    ConfigError for one whose files have changed since."""
+    from flowrl.runs.open_run import run_of
+    from flowrl.runs.trusted_plugins import allowed_before, trusted
+
+    run = run_of(Path(target))
+    if not (run / "config.yaml").exists():
+        return plugins
+    look_here([*plugins, *allowed_before(run)])
+    return trusted(run, plugins)
+
+
 Set = Annotated[
     list[str],
     typer.Option(
@@ -292,6 +307,7 @@ def opened(
 
     quiet_libraries()
     more = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    plugins = allowed(target, plugins)
     overrides = fitted_target(target, settings, overrides, plugins, profile)
     return open_target(
         target,

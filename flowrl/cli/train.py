@@ -112,7 +112,7 @@ def train(
     options.quiet_libraries()
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
-        saved = open_run.saved_config(resume, plugin)
+        saved = open_run.saved_config(resume, options.allowed(resume, plugin))
         done = run_training(saved, resume, resume=True, quiet=quiet, track=track)
         _write(done, json)
         _say_next(saved, done["run"], quiet)

@@ -44,6 +44,7 @@ from flowrl.runs.folder import (
     write_evals,
 )
 from flowrl.runs.open_run import score_of
+from flowrl.runs.trusted_plugins import trust
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
@@ -268,6 +269,7 @@ def _occupy(config: Config, run: Path) -> None:
     # the config last: one without the other is a user's own
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
     write_text(run / CONFIG, config.dump())
+    trust(run, config.plugins)
 
 
 def _evals(run: Path) -> Rows:

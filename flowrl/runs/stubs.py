@@ -30,10 +30,9 @@ class Stub(NamedTuple):
 
 METHOD = '''"""NAME: a policy gradient whose ratio is cut off from above."""
 
-from torch import Tensor
-
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
+from torch import Tensor
 
 
 @needs("old_log_prob")
@@ -130,7 +129,7 @@ def test_shapes() -> None:
     v = model.velocity(x, torch.ones(2), model.encode(["a", "b"]))
     images = model.decode(x)
     assert v.shape == x.shape == (2, 3, 4, 2) and images.shape == (2, 3, 32, 16)
-    assert 0 <= images.min() and images.max() <= 1
+    assert images.min() >= 0 and images.max() <= 1
 '''
 PART = '''"""NAME: a part of the training loop that stops where the reward is high enough."""
 
@@ -258,17 +257,22 @@ def _config(kind: str, name: str, base: str) -> str:
 def _test(stub: Stub, name: str, config: str, overrides: list[str], plugins: list[str]) -> str:
     """Return the text of the stub's test."""
     body = _named(stub.test, name)
-    imports = ["import torch"] if "torch." in body else []
-    imports += ["import flowrl"] if "flowrl." in body else []
-    standard = ["from types import SimpleNamespace", ""] if "SimpleNamespace" in body else []
+    blocks: list[list[str]] = [[], [], []]  # of the standard library, of packages, of the stub
     if ".yaml" in config:
-        standard = ["from pathlib import Path", *(standard or [""])]
+        blocks[0].append("from pathlib import Path")
+    if "SimpleNamespace" in body:
+        blocks[0].append("from types import SimpleNamespace")
+    blocks[1] += ["import flowrl"] if "flowrl." in body else []
+    blocks[1] += ["import torch"] if "torch." in body else []
+    blocks[1].append("from flowrl.runs.rehearse import rehearse")
     if stub.code:
         what = re.findall(r"^(?:def|class) (\w+)", _named(stub.code, name), re.MULTILINE)[0]
-        imports.append(f"from {name} import {what}")
-    imports.append("from flowrl.runs.rehearse import rehearse")
+        blocks[2].append(f"from {name} import {what}")
+    # the constants, then the tests
     place = f'f"{{Path(__file__).parent}}/{config}"' if ".yaml" in config else f'"{config}"'
     names = {"CONFIG": place, "OVERRIDES": repr(overrides), "PLUGINS": repr(plugins)}
     values = [f"{key} = {value}".replace("'", '"') for key, value in names.items()]
-    head = [f'"""Tests of {name}."""', "", *standard, *imports, "", *values, ""]
-    return "\n".join(head) + body + REHEARSAL
+    head = [f'"""Tests of {name}."""']
+    for block in (*blocks, values):
+        head += ["", *block] if block else []
+    return "\n".join([*head, "", body]) + REHEARSAL

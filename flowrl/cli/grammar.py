@@ -12,19 +12,21 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from flowrl.core.errors import near
 
 SET = "--set"
+PROMPT = "PROMPT"  # the metavar of arguments that may be any text
 MANY = ("--seeds", "--lr-search", SET, "--try")
 """Repeatable options that take several values at once: ``--seeds 0 1 2``."""
 
 _KEY = re.compile(r"([A-Za-z_][\w-]*)((?:\.[\w-]+)*)=", re.ASCII)
 
 
-def is_override(text: str) -> bool:
-    """Say whether a word that stands alone is ``key=value``: its key has a dot or is a section of a
-    config, and there is no file of this name. A prompt such as ``E=mc2`` is none."""
+def is_override(text: str, *, among_texts: bool = True) -> bool:
+    """Say whether a word that stands alone is ``key=value``, and no file of this name is there.
+    Among texts, where it may be a prompt such as ``E=mc2``, its key has a dot or is a section of a
+    config."""
     from flowrl.config.load import ORDER
 
     found = _KEY.match(text)
-    if found is None or not (found[2] or found[1] in ORDER):
+    if found is None or (among_texts and not (found[2] or found[1] in ORDER)):
         return False
     return not os.path.exists(text)
 
@@ -52,6 +54,7 @@ class Command(TyperCommand):
         for each in self.params:
             if isinstance(each, TyperOption):
                 options |= dict.fromkeys(each.opts, each)
+        texts = any(each.metavar == PROMPT for each in self.params)
         spread, many, value = list[str](), "", False  # value: the option before waits for its own
         for place, text in enumerate(args):
             # after -- every word stands for itself
@@ -66,7 +69,7 @@ class Command(TyperCommand):
                 many = name if name in MANY and known is not None and not joined else ""
                 value = known is not None and not known.is_flag and not joined
                 spread.append(text)
-            elif SET in options and many != "--try" and is_override(text):
+            elif SET in options and many != "--try" and is_override(text, among_texts=texts):
                 spread += [SET, text]
             elif many and (many != SET or _KEY.match(text)):
                 spread += [many, text]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
+from flowrl.cli.grammar import PROMPT
 from flowrl.cli.output import refuse_both, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -32,7 +33,7 @@ BestBy = Annotated[
 
 def sample(
     name: options.Name,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
+    prompts: Annotated[list[str], typer.Argument(metavar=PROMPT, help="the prompts")],
     *,
     images: Images = 4,
     source: Sources = None,

@@ -73,6 +73,8 @@ def test_what_is_no_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not any(map(is_override, ("E=mc2", "a sign: a=b", "im/a.b=c.png", "train.x=1.png", "=")))
     found = parsed("sample", ["run", "E=mc2", "--seed", "3", "--", "seed=4"])
     assert found["prompts"] == ["E=mc2", "seed=4"] and found["changes"] == []
+    found = parsed("score", ["x.png", "mode=strict", "--reward=shapes"])
+    assert found["images"] == [Path("x.png")] and found["changes"] == ["mode=strict"]
     found = parsed("score", ["x.png", "--prompt", "train.x=1", "--reward=jpeg"])
     assert found["prompt"] == "train.x=1" and found["changes"] == []
 

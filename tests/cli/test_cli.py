@@ -100,7 +100,7 @@ def test_the_shell_completes_commands_and_configs(
         ("flowrl co", {"compare", "configs"}),
         ("flowrl train shapes/vg", {"shapes/vgpo"}),
         ("flowrl train shapes-", {"shapes-mine.yaml"}),
-        ("flowrl train shapes/vgpo --re", {"--resume"}),
+        ("flowrl train shapes/vgpo --re", {"--resume", "--rehearse"}),
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))

@@ -54,7 +54,6 @@ def evaluate(
     plugin: options.Plugins,
 ) -> None:
     """Score a model, a run or a checkpoint on held-out prompts or a suite, with intervals."""
-    # imported when the command runs, so that --help need not load torch
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.scorecard import evaluation_table, setting_line
     from flowrl.runs.evaluate import evaluate as evaluated

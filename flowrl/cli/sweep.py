@@ -62,7 +62,6 @@ def sweep(
     plugin: options.Plugins,
 ) -> None:
     """Find the guidance, steps and LoRA scale that serve a model best, on validation prompts."""
-    # imported when the command runs, so that --help need not load torch
     from flowrl.cli.evaluate import suite_folder
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
@@ -91,9 +90,8 @@ def sweep(
 
     # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
-        return options.opened(
-            name, config, weights, iteration, own, [*given, *more], plugin, profile
-        )
+        about = (name, config, weights, iteration, own)
+        return options.opened(*about, [*given, *more], plugin, profile)
 
     _show_result(swept(open_target, asked, where, progress=count_up), where, json)
 

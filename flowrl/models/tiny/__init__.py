@@ -3,7 +3,6 @@ without a network: the same bytes for the same seed, with tokenizers of single l
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,25 @@ def save_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"tiny: expected a new or empty folder, got {folder}")
     module, function, options = TINY[name]
-    make = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    make = _makers(module)[function]
     with replacing(folder) as draft:
         make(draft, seed=seed, **options)
     return folder
+
+
+def _makers(module: str) -> dict[str, Any]:
+    """Return what is in one file here; diffusers is imported for it."""
+    if module == _STILLS:
+        from flowrl.models.tiny import stills
+
+        return vars(stills)
+    if module == _LANGUAGE:
+        from flowrl.models.tiny import language
+
+        return vars(language)
+    from flowrl.models.tiny import videos
+
+    return vars(videos)
 
 
 def tiny_name(adapter: str, parts: Mapping[str, Mapping[str, Any]]) -> str:

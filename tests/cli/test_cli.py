@@ -216,6 +216,19 @@ def test_a_terminal_hears_how_far_a_command_is(
     assert capsys.readouterr().err == ""
 
 
+def test_a_log_file_hears_every_thirty_seconds_how_far_a_command_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of 20 s: a line after 40 s and after 80 s; the next evaluation counts anew."""
+    clock = [0.0]
+    monkeypatch.setattr("flowrl.cli.output.time.monotonic", lambda: clock[0])
+    for _ in range(2):
+        for done in range(1, 6):
+            output.count_up(done, 5)
+            clock[0] += 20.0
+        assert capsys.readouterr().err == "3 of 5 prompts\n5 of 5 prompts\n"
+
+
 def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "bench.json"
     options = ["--iterations", "1", "--json", str(report), "train.group=2", *TOY]

@@ -100,8 +100,8 @@ def _small_model(config: Config, folder: Path) -> list[str]:
     kwargs = config.model.kwargs
     changes = [f"model.path={folder}", f"image.height={SIDE}", f"image.width={SIDE}"]
     changes += ["eval.height=0", "eval.width=0"]
-    for key, value in SMALL.items():
-        changes += [f"model.{key}={value}"] if key in kwargs else []
+    for key, pixels in SMALL.items():
+        changes += [f"model.{key}={pixels}"] if key in kwargs else []
     # what this machine's device can do is rehearsed, too
     if torch.cuda.is_available():
         return changes

@@ -221,6 +221,7 @@ def test_a_log_file_hears_every_thirty_seconds_how_far_a_command_is(
 ) -> None:
     """Prompts of 20 s: a line after 40 s and after 80 s; the next evaluation counts anew."""
     clock = [0.0]
+    monkeypatch.setattr(output, "_told", {})
     monkeypatch.setattr("flowrl.cli.output.time.monotonic", lambda: clock[0])
     for _ in range(2):
         for done in range(1, 6):

@@ -7,33 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from flowrl.cli import options
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
-
-MANY = ("--seeds", "--lr-search", "--set", "--try")
-
-
-class ManyValues(TyperCommand):
-    """A command whose repeatable options take several values at once: ``--seeds 0 1 2``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write ``--seeds 0 1 2`` as ``--seeds 0 --seeds 1 --seeds 2``, then parse."""
-        spread, option = list[str](), ""  # the option that the values belong to
-        for text in args:
-            if not text.startswith("--"):
-                if option:
-                    spread.append(option)
-                spread.append(text)
-                continue
-            name, joined, _ = text.partition("=")
-            option = name if name in MANY else ""
-            if joined or not option:
-                spread.append(text)
-        return super().parse_args(ctx, spread)
-
 
 Configs = Annotated[
     list[str],
@@ -92,17 +69,6 @@ SearchPrompts = Annotated[
 SearchImages = Annotated[
     int, typer.Option(min=0, help="of each of --search-prompts; 0: as many as eval.images")
 ]
-Overrides = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        default_factory=list,
-        show_default=False,
-        metavar="KEY=VALUE...",
-        help="overrides of all configs",
-        callback=options.check_overrides,
-    ),
-]
 Suite = Annotated[
     str | None,
     typer.Option(
@@ -151,7 +117,8 @@ def compare(
     search_images: SearchImages = 0,
     suite: Suite = None,
     prompts: Prompts = None,
-    changes: Overrides,
+    changes: options.Set,
+    profile: options.Profile = None,
     runs: Runs = Path("runs/compare"),
     out: Out = Path("runs/compare/result.json"),
     figures: Figures = None,
@@ -173,7 +140,8 @@ def compare(
 
     options.quiet_libraries()
     _check_configs(configs, report_only=report_only)
-    changes = [*_judge(suite, prompts), *changes]
+    given = [*_judge(suite, prompts), *changes]
+    changes = options.fitted_alike(configs, given, plugin, profile)
     # a result, made or read
     if report_only:
         result = room.saved_result(out)

@@ -38,6 +38,7 @@ def doctor(
     card: Annotated[
         float | None, typer.Option(metavar="GB", help="memory to fit; default: this machine's")
     ] = None,
+    profile: options.Profile = None,
     json: options.Json = None,
     run: Annotated[
         Path | None,
@@ -54,14 +55,13 @@ def doctor(
     Loads the model and tries everything out on two prompts. Exit code 1 if there is something to
     change.
     """
-    from flowrl.config.load import load_config
     from flowrl.core.files import write_json
     from flowrl.doctor.examine import examine
     from flowrl.doctor.findings import checkup_as_json, checkup_text
     from flowrl.runs.folder import DOCTOR
 
     options.quiet_libraries()
-    chosen = load_config(config, [*overrides, *changes], plugin)
+    chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
     checkup = examine(chosen, only=only, known=known, card=card, progress=_say)
     _say("")
     if run is not None:

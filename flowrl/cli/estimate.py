@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import count_up, show_or_write, working
+from flowrl.cli.output import count_up, print_text, show_or_write, working
 from flowrl.core.errors import ConfigError
-from flowrl.core.tables import terminal_width
+from flowrl.core.tables import size, terminal_width
 
 CARD = 24.0  # GB, where this machine has no GPU
 
@@ -30,13 +30,14 @@ def estimate(
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
-    """Work out what a config takes before anything is loaded.
+    """Work out what a config takes before anything is loaded; whether it fits a card comes first.
 
     Parameters, memory by part and by phase, network calls and floating-point work of an iteration,
     and whether it fits a card. No weight is read, and no GPU is needed.
     """
+    from flowrl.core.files import is_stdout
     from flowrl.cost.estimate import estimate as estimated
-    from flowrl.cost.fit_card import PROFILES, card_size
+    from flowrl.cost.fit_card import PROFILES, card_size, profile_that_fits, short_verdict
     from flowrl.cost.report import estimate_as_json, estimate_text
 
     options.quiet_libraries()
@@ -47,8 +48,24 @@ def estimate(
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
     with working(f"working out what {config} takes"):
         found = estimated(chosen)
-        said = estimate_text(found, gigabytes=gigabytes, width=terminal_width())
-    show_or_write(said, estimate_as_json(found), json)
+        fits = short_verdict(found, gigabytes=gigabytes)
+    # what was asked comes at once; what helps takes longer
+    shown = json is None or not is_stdout(json)
+    if shown:
+        print_text(fits)
+    facts = {**estimate_as_json(found), "card": {"gigabytes": gigabytes, "verdict": fits}}
+    with working("looking for the profile that fits"):
+        over = found.largest is not None and ": no, " in fits and profile is None
+        tried = profile_that_fits(chosen, gigabytes=gigabytes) if over else None
+    if tried is not None:
+        says = "fits" if tried.fits else "is not enough"
+        line = f"--profile {tried.name} {says}: {size(tried.phase.bytes)} in {tried.phase.name}"
+        facts["card"] |= {"profile": tried.name, "profile_fits": tried.fits}
+        if shown:
+            print_text(line)
+    with working("looking for what helps"):
+        said = estimate_text(found, gigabytes=gigabytes, width=terminal_width()) if shown else ""
+    show_or_write(f"\n{said}", facts, json)
 
 
 def bench(
@@ -57,16 +74,16 @@ def bench(
     overrides: options.Overrides,
     changes: options.Set,
     iterations: Annotated[int, typer.Option(help="iterations that are timed")] = 3,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
     """Time the parts of an iteration against the calls of network and VAE alone."""
-    from flowrl.config.load import load_config
     from flowrl.cost.overhead import measure_overhead as timed
     from flowrl.cost.overhead import overhead_table
 
     options.quiet_libraries()
-    chosen = load_config(config, [*overrides, *changes], plugin)
+    chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
     counted = partial(count_up, of="iterations")
     result = timed(chosen, iterations=iterations, progress=counted)
     show_or_write(lambda width: overhead_table(result, width=width), result, json)

@@ -52,11 +52,11 @@ def evaluate(
     steps: options.Steps = None,
     seed: options.Seed = None,
     changes: options.Set,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
     """Score a model, a run or a checkpoint on held-out prompts or a suite, with intervals."""
-    # imported when the command runs, so that --help need not load torch
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.scorecard import evaluation_table, setting_line
     from flowrl.evaluation.suites.catalogue import overrides_of
@@ -73,13 +73,13 @@ def evaluate(
         where = out or suite_folder(suite, name, weights, iteration)
         # the suite's settings first, so that --set can change them
         given = [*overrides_of(suite, prompts), *changes]
-        found = options.opened(name, config, weights, iteration, own, given, plugin, to_judge=True)
-        _suite(found, suite, where, against, json)
+        about = (name, config, weights, iteration, own, given, plugin, profile)
+        _suite(options.opened(*about, to_judge=True), suite, where, against, json)
         return
     if out is not None or against is not None:
         raise ConfigError("--out and --against belong to --suite NAME")
     own["prompts.test"] = prompts or None
-    found = options.opened(name, config, weights, iteration, own, changes, plugin)
+    found = options.opened(name, config, weights, iteration, own, changes, plugin, profile)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
 

@@ -64,6 +64,7 @@ def export(
     iteration: Iteration = None,
     base_model: BaseModel = "",
     changes: options.Set,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
@@ -76,6 +77,7 @@ def export(
 
     options.quiet_libraries()
     folder = out or run_of(run) / EXPORT
+    plugin = options.allowed(run, plugin)
     with working(f"writing {folder}"):
         files = write_export(
             run,
@@ -85,7 +87,7 @@ def export(
             iteration=iteration,
             dtype=dtype,
             base_model=base_model,
-            overrides=changes,
+            overrides=options.fitted_target(f"{run}", "", changes, plugin, profile),
             plugins=plugin,
         )
     if nothing := base_is_best(run_of(run)):

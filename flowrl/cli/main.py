@@ -12,22 +12,24 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from flowrl.cli.compare import ManyValues, compare
+from flowrl.cli.compare import compare
 from flowrl.cli.configs import configs, methods, schema
 from flowrl.cli.doctor import doctor
 from flowrl.cli.estimate import bench, estimate
 from flowrl.cli.evaluate import evaluate
 from flowrl.cli.export import export
+from flowrl.cli.grammar import Command, Commands
 from flowrl.cli.measure import measure
+from flowrl.cli.new import new
 from flowrl.cli.pairs import pairs
 from flowrl.cli.report import grid, report, view
 from flowrl.cli.sample import sample
 from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
-from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
+from flowrl.cli.start_up import interrupt_as_usual, say_when_loading, was_interrupted
 from flowrl.cli.sweep import sweep
+from flowrl.cli.tiny import tiny
 from flowrl.cli.train import train
 from flowrl.cli.tune import tune
 from flowrl.core.errors import ConfigError, FlowRLError, printable
@@ -39,8 +41,8 @@ STOPPED = "stopped at once; what was saved before is whole"
 
 _usual_warning = warnings.formatwarning
 
-Command = Callable[..., int | None]
-GROUPS: dict[str, dict[str, Command]] = {
+Function = Callable[..., int | None]
+GROUPS: dict[str, dict[str, Function]] = {
     "Train": {
         "doctor": doctor,
         "train": train,
@@ -49,6 +51,8 @@ GROUPS: dict[str, dict[str, Command]] = {
         "estimate": estimate,
         "bench": bench,
         "pairs": pairs,
+        "tiny": tiny,
+        "new": new,
     },
     "Look at a model": {
         "eval": evaluate,
@@ -67,14 +71,14 @@ GROUPS: dict[str, dict[str, Command]] = {
 
 
 app = typer.Typer(
+    cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _group, _commands in GROUPS.items():
     for _name, _command in _commands.items():
-        _kind = ManyValues if _name in ("compare", "tune") else TyperCommand
-        app.command(_name, rich_help_panel=_group, cls=_kind)(_command)
+        app.command(_name, rich_help_panel=_group, cls=Command)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -184,6 +188,8 @@ def _run(arguments: list[str]) -> int:
     try:
         with group.make_context("flowrl", arguments) as context:
             interrupt_as_usual()
+            if "--quiet" not in arguments:
+                say_when_loading(f"flowrl {arguments[0]}: loading ...")
             return group.invoke(context) or 0
     except typer.Exit as done:  # after --help and --version
         return done.exit_code

@@ -116,18 +116,33 @@ Plugins = Annotated[
         default_factory=list,
         show_default=False,
         metavar="PACKAGE",
-        help="a package that `fn:` may name; repeatable",
+        help="a package that `fn:` may name; a run remembers it; repeatable",
         callback=look_here,
     ),
 ]
+
+
+def allowed(target: str | Path, plugins: list[str]) -> list[str]:
+    """Return the plugins that were named, and those that were allowed for this run before. Raise
+    ConfigError for one whose files have changed since."""
+    from flowrl.runs.open_run import run_of
+    from flowrl.runs.trusted_plugins import allowed_before, trusted
+
+    run = run_of(Path(target))
+    if not (run / "config.yaml").exists():
+        return plugins
+    look_here([*plugins, *allowed_before(run)])
+    return trusted(run, plugins)
+
+
 Set = Annotated[
     list[str],
     typer.Option(
         "--set",
         default_factory=list,
         show_default=False,
-        metavar="KEY=VALUE",
-        help="an override of the config; repeatable",
+        metavar="KEY=VALUE...",
+        help="overrides of the config; KEY=VALUE may also stand alone, anywhere",
         callback=check_overrides,
     ),
 ]
@@ -153,29 +168,89 @@ Json = Annotated[
 
 
 def load_fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
-    """Load a config with the settings of a profile under what was given, and say on stderr which
-    these are. Those of rewards stand above, for a reward may itself be given, but for an `offload`
-    that is. Raise ConfigError."""
+    """Load a config with the settings of a profile under what was given. Raise ConfigError."""
     from flowrl.config.load import load_config
 
-    # the config as it would be without a profile
-    chosen = load_config(config, given, plugins)
+    return load_config(config, fitted(config, given, plugins, profile), plugins)
+
+
+def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> list[str]:
+    """Return the overrides that were given with the settings of a profile under them, and say on
+    stderr which these are. Those of rewards stand above, for a reward may itself be given, but for
+    an `offload` that is. Raise ConfigError."""
     if profile is None:
-        return chosen
+        return given
+    changes, others, of_rewards = _settings(config, given, plugins, profile)
+    _say_profile(profile, [*changes, *others, *of_rewards])
+    return [*changes, *others, *given, *of_rewards]
+
+
+def fitted_alike(
+    configs: list[str], given: list[str], plugins: list[str], profile: str | None
+) -> list[str]:
+    """Return overrides under which each of several configs fits a profile's card; they are the same
+    for all, so that these stay on equal terms. Settings of a reward are there if all have them."""
+    if profile is None or not configs:
+        return given
+    every = []
+    for config in configs:
+        every.append(sum(_settings(config, given, plugins, profile), []))
+    # the smallest batch is enough for all
+    found: dict[str, str] = {}
+    for text in sum(every, []):
+        key, _, value = text.partition("=")
+        if key.startswith("rewards.") and not all(text in settings for settings in every):
+            continue
+        smaller = key not in found or not value.isdecimal() or int(value) < int(found[key])
+        found |= {key: value} if smaller else {}
+    changes = [f"{key}={value}" for key, value in found.items()]
+    _say_profile(profile, changes)
+    return [*changes, *given]
+
+
+def _settings(
+    config: str, given: list[str], plugins: list[str], profile: str
+) -> tuple[list[str], list[str], list[str]]:
+    """Return a profile's own overrides, what else makes the config fit its card, and of that the
+    settings of rewards."""
+    from flowrl.config.load import load_config
     from flowrl.cost.fit_card import profile_overrides, what_fits
 
-    # the profile's own settings, then what else makes the config fit its card
-    changes = profile_overrides(chosen, profile)
+    # the config as it would be without a profile, then with its settings
+    changes = profile_overrides(load_config(config, given, plugins), profile)
     found = load_config(config, [*changes, *given], plugins)
     told = {text.partition("=")[0] for text in given if "offload" in text}
     wanted = what_fits(found, profile)
     # settings of rewards go last, but not against an `offload` that was given
     others = [text for text in wanted if not text.startswith("rewards.")]
     of_rewards = [text for text in wanted if text not in others and not _parents(text) & told]
-    more = [*others, *of_rewards]
-    typer.echo(f"--profile {profile} sets {' '.join([*changes, *more])}", err=True)
-    everything = [*changes, *others, *given, *of_rewards]
-    return load_config(config, everything, plugins) if more else found
+    return changes, others, of_rewards
+
+
+def _say_profile(profile: str, changes: list[str]) -> None:
+    said = f"sets {' '.join(changes)}" if changes else "has nothing to set"
+    typer.echo(f"--profile {profile} {said}", err=True)
+
+
+SAME_IMAGES = ("model.runtime.offload", "model.decode_batch", "eval.batch")
+"""The keys of a profile that change no image of a model that is opened as it is."""
+
+
+def fitted_target(
+    target: str, settings: str, given: list[str], plugins: list[str], profile: str | None
+) -> list[str]:
+    """Return the overrides that were given with those of a profile under them that leave the images
+    of a target as they are: weights that are trained already need no smaller rank."""
+    if profile is None:
+        return given
+    from flowrl.cost.fit_card import profile_overrides
+    from flowrl.runs.open_run import target_config
+
+    config = target_config(target, settings=settings, overrides=given, plugins=plugins)
+    changes = profile_overrides(config, profile)
+    kept = [text for text in changes if text.partition("=")[0] in SAME_IMAGES]
+    _say_profile(profile, kept)
+    return [*kept, *given]
 
 
 def _parents(override: str) -> set[str]:
@@ -224,6 +299,7 @@ def opened(
     changes: dict[str, int | str | None],
     overrides: list[str],
     plugins: list[str],
+    profile: str | None = None,
     *,
     to_judge: bool = False,
 ) -> Target:
@@ -238,6 +314,8 @@ def opened(
     for key, value in changes.items():
         if value is not None:
             more.append(text_override(key, value) if isinstance(value, str) else f"{key}={value}")
+    plugins = allowed(target, plugins)
+    overrides = fitted_target(target, settings, overrides, plugins, profile)
     return open_target(
         target,
         settings=settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,11 +52,23 @@ def in_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+EVERY = 30.0  # seconds between two lines of a log file that count
+_told: dict[str, float] = {}  # what is counted -> when it was last said
+
+
 def count_up(done: int, total: int, of: str = "prompts") -> None:
-    """Say in a terminal how far an evaluation is, or what else is counted."""
+    """Say how far an evaluation is, or what else is counted: in a terminal each time, in a log file
+    every `EVERY` seconds."""
     if in_terminal():
         end = "\n" if done == total else ""
         print(f"\r{done} of {total} {of}", end=end, file=sys.stderr, flush=True)
+        return
+    now = time.monotonic()
+    if now - _told.setdefault(of, now) >= EVERY:
+        print(f"{done} of {total} {of}", file=sys.stderr, flush=True)
+        _told[of] = now
+    if done >= total:
+        del _told[of]
 
 
 @contextmanager

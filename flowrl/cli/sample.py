@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
+from flowrl.cli.grammar import PROMPT
 from flowrl.cli.output import refuse_both, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -32,7 +33,7 @@ BestBy = Annotated[
 
 def sample(
     name: options.Name,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
+    prompts: Annotated[list[str], typer.Argument(metavar=PROMPT, help="the prompts")],
     *,
     images: Images = 4,
     source: Sources = None,
@@ -46,6 +47,7 @@ def sample(
     best_by: BestBy = None,
     json: options.Json = None,
     changes: options.Set,
+    profile: options.Profile = None,
     plugin: options.Plugins,
 ) -> None:
     """Draw images of prompts on one page, or videos into a film."""
@@ -64,7 +66,7 @@ def sample(
         page_format(out)
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
     own |= _best(best_of, best_by, images)
-    found = options.opened(name, config, weights, iteration, own, changes, plugin)
+    found = options.opened(name, config, weights, iteration, own, changes, plugin, profile)
     chosen = found.config
     if frames_of(chosen, found.model) == 1:
         page_format(out)

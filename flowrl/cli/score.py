@@ -108,6 +108,7 @@ def score(
     reward: Reward,
     config: Config = None,
     changes: options.Set,
+    profile: options.Profile = None,
     prompt: Prompt = None,
     prompts: Prompts = None,
     batch: Batch = 32,
@@ -123,6 +124,10 @@ def score(
     plugin: options.Plugins,
 ) -> int:
     """Score any images with rewards, or test whether the rewards can be trusted (--selftest)."""
+    if profile is not None and config is None:
+        raise ConfigError("--profile belongs to --config, whose rewards it fits to a card")
+    if config is not None:
+        changes = options.fitted(config, changes, plugin, profile)
     # a self-test gives no scores and a scoring tests nothing: each refuses the other's options
     asked = ScoringJob(images, reward, config, changes, prompt, prompts, batch, plugin)
     if selftest:

@@ -31,15 +31,15 @@ def serve_rewards(
     max_images: MaxImages = 256,
     max_wait_ms: MaxWaitMs = 5.0,
     batch: Batch = 64,
+    profile: options.Profile = None,
     plugin: options.Plugins,
     json: options.Json = None,
 ) -> None:
     """Host a config's rewards over HTTP; nothing else of the config is used."""
-    from flowrl.config.load import load_config
     from flowrl.core.shipped_files import import_rewards
 
     import_rewards("remote.server").serve(
-        load_config(config, [*overrides, *changes], plugin),
+        options.load_fitted(config, [*overrides, *changes], plugin, profile),
         host=host,
         port=port,
         token_env=token_env,

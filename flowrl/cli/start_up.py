@@ -1,15 +1,43 @@
-"""Ctrl-C before a command has begun and after it has ended: nothing can be lost then, so the
-process ends at once, with one line and no traceback."""
+"""Before a command has begun and after it has ended: a sign of life while libraries load; Ctrl-C
+ends the process at once then, with one line and no traceback, since nothing can be lost."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from types import FrameType
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import FrameType, ModuleType
 
 STOPPED = 130
 SAID = b"\nflowrl: stopped before it began\n"
+SLOW = ("torch", "matplotlib", "scipy", "diffusers", "transformers")  # to import, by seconds
+
+
+class _Announcer(MetaPathFinder):
+    """Finds no module; says a line when the first slow one is looked for."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Say the line once, in the first of several processes."""
+        if name in SLOW:
+            sys.meta_path.remove(self)
+            if os.environ.get("RANK", "0") == "0":
+                print(self.line, file=sys.stderr, flush=True)
+
+
+def say_when_loading(line: str) -> None:
+    """Print a line on stderr as soon as a library is imported that takes seconds; nothing where all
+    are there already, or none is needed."""
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Announcer)]
+    if not any(name in sys.modules for name in SLOW):
+        sys.meta_path.insert(0, _Announcer(line))
 
 
 def end_quietly_on_interrupt() -> None:

@@ -57,11 +57,11 @@ def sweep(
     iteration: options.Iteration = None,
     seed: options.Seed = None,
     changes: options.Set,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
     """Find the guidance, steps and LoRA scale that serve a model best, on validation prompts."""
-    # imported when the command runs, so that --help need not load torch
     from flowrl.cli.evaluate import suite_folder
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
@@ -90,8 +90,8 @@ def sweep(
 
     # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
-        changed = [*given, *more]
-        return options.opened(name, config, weights, iteration, own, changed, plugin, to_judge=True)
+        about = (name, config, weights, iteration, own, [*given, *more], plugin, profile)
+        return options.opened(*about, to_judge=True)
 
     _show_result(swept(open_target, asked, where, progress=count_up), where, json)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write, working
+from flowrl.cli.output import in_terminal, show_or_write, working
 from flowrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flowrl.config.load import Config
 
 AUTO = Path("auto")
 OptionalConfig = Annotated[
@@ -42,6 +47,13 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="check it all but the weights, print plan and memory"),
 ]
+Rehearse = Annotated[
+    bool,
+    typer.Option(
+        "--rehearse",
+        help="one iteration on a tiny random model of the same class, and nothing is kept",
+    ),
+]
 Track = Annotated[
     list[str],
     typer.Option(
@@ -64,6 +76,7 @@ def train(
     resume: Resume = None,
     seed: Seed = None,
     dry_run: DryRun = False,
+    rehearse: Rehearse = False,
     track: Track,
     quiet: Quiet = False,
     json: options.Json = None,
@@ -73,12 +86,15 @@ def train(
     """Train a config in a run folder."""
     auto = resume == AUTO
     again = resume is not None and not auto
-    if again and (config or overrides or changes or seed is not None or run or dry_run or profile):
+    others = (config, overrides, changes, seed is not None, run, dry_run, rehearse, profile)
+    if again and any(others):
         raise ConfigError(
             "--resume goes on with the run's own config in its own folder: leave out the "
-            "config, overrides, --seed, --run, --profile and --dry-run. To train longer, set a "
-            f"larger train.iterations in {resume}/config.yaml and resume"
+            "config, overrides, --seed, --run, --profile, --dry-run and --rehearse. To train "
+            f"longer, set a larger train.iterations in {resume}/config.yaml and resume"
         )
+    if rehearse and (dry_run or run is not None or auto):
+        raise ConfigError("--rehearse keeps nothing: leave out --run, --resume and --dry-run")
     if not again and not config:
         raise ConfigError(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
@@ -87,18 +103,24 @@ def train(
     if dry_run:
         _show_plan(str(config), given, plugin, profile, json)
         return
+    if rehearse:
+        _rehearse(str(config), options.fitted(str(config), given, plugin, profile), plugin, json)
+        return
     from flowrl.runs import open_run
     from flowrl.runs.train import train as run_training
 
     options.quiet_libraries()
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
-        saved = open_run.saved_config(resume, plugin)
-        _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)
+        saved = open_run.saved_config(resume, options.allowed(resume, plugin))
+        done = run_training(saved, resume, resume=True, quiet=quiet, track=track)
+        _write(done, json)
+        _say_next(saved, done["run"], quiet)
         return
     chosen = options.load_fitted(str(config), given, plugin, profile)
     done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
     _write(done, json)
+    _say_next(chosen, done["run"], quiet)
 
 
 def _show_plan(
@@ -119,6 +141,48 @@ def _show_plan(
     if lacking:
         listed = "; ".join(line.removeprefix(MISSING) for line in lacking)
         raise ConfigError(f"{config} could not be trained here: {listed}")
+
+
+def _rehearse(config: str, given: list[str], plugin: list[str], file: Path | None) -> None:
+    """Train one iteration on a tiny model, and say what was done, and with what."""
+    from flowrl.runs.rehearse import rehearse
+
+    options.quiet_libraries()
+    found = rehearse(config, given, plugin)
+    model = f"a tiny random {found.pipeline}" if found.pipeline else "the config's own model"
+    lines = [f"rehearsed in {found.seconds:.0f} s: one iteration on {model}; nothing is kept"]
+    if found.stood_in:
+        lines.append(f"stood in for by the images' brightness: {', '.join(found.stood_in)}")
+    options_given = shlex.join([*given, *(word for name in plugin for word in ("--plugin", name))])
+    lines.append(f"train it: flowrl train {config} {options_given}".rstrip())
+    facts = {"pipeline": found.pipeline, "stood_in": found.stood_in, "seconds": found.seconds}
+    show_or_write("\n".join(lines), {**facts, "summary": found.summary}, file)
+
+
+def _say_next(config: Config, run: str, quiet: bool) -> None:
+    """Say in a terminal what to try next, in the first process."""
+    from flowrl.core.processes import world
+
+    if quiet or not in_terminal() or not world().main:
+        return
+    print("try next:", file=sys.stderr)
+    for words in next_commands(config, run):
+        print(f"  {shlex.join(words)}", file=sys.stderr)
+
+
+def next_commands(config: Config, run: str) -> list[list[str]]:
+    """Return the words of three commands that look at a run's model; none lacks an argument."""
+    from flowrl.core.prompts import load_prompts
+    from flowrl.evaluation.sources import source_paths
+
+    # a held-out prompt, with the images that it starts from
+    prompts = load_prompts(config.prompts.test)
+    sample = ["flowrl", "sample", run, prompts.texts[0]]
+    for file in source_paths(prompts, 0):
+        sample += ["--source", f"{file}"]
+    commands = [sample, ["flowrl", "eval", run], ["flowrl", "export", run]]
+    plugins = [word for name in config.plugins for word in ("--plugin", name)]
+    return [[*words, *plugins] for words in commands]
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

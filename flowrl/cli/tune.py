@@ -76,6 +76,7 @@ def tune(
     nfe: Nfe = 60000,
     count: Count = "cost",
     changes: options.Set,
+    profile: options.Profile = None,
     out: Out = Path("runs/tune"),
     report_only: ReportOnly = False,
     processes: Processes = 1,
@@ -104,7 +105,8 @@ def tune(
         if points is None:
             points = 1 if pruner == "none" else 4
         drawn = (trials, sampler, sampler_seed, pruner, points, count)
-        more = (tuple(changes), tuple(plugin), processes)
+        given = options.fitted(config, changes, plugin, profile)
+        more = (tuple(given), tuple(plugin), processes)
         what = Tuning(config, read_space(tries), tuple(seeds), nfe, out, *drawn, *more)
         result = run_tuning(what, quiet=quiet)
     # what is shown and written of it

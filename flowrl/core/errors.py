@@ -7,7 +7,6 @@ are there.
 
 from __future__ import annotations
 
-import difflib
 import re
 import traceback
 from collections.abc import Iterable, Iterator
@@ -47,6 +46,8 @@ class RewardError(RunError):
     """A reward gave no usable score. The policy is as before, so the run can be saved and go on
     later."""
 
+
+_BEHIND = 0.2  # of the nearest name: what is less near is no proposal
 
 # all that a user's code may fail with, in a thread, which hears no Ctrl-C
 FAILURES = (BaseException,)
@@ -91,11 +92,31 @@ def _is_ours(file: str) -> bool:
     return Path(file).is_relative_to(Path(__file__).parents[1]) or file.endswith("contextlib.py")
 
 
-def near(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
-    """Return "; did you mean 'x'?" with the nearest of the known names, up to `most` of them, or
-    nothing."""
-    found = difflib.get_close_matches(str(name), list(known), n=most, cutoff=cutoff)
-    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+def near(name: object, known: Iterable[str], *, most: int = 3, cutoff: float = 0.5) -> str:
+    """Return "; did you mean 'x', 'y' or 'z'?" with the nearest of the known names, or nothing.
+
+    Nearness is 1 minus the edit distance with transpositions (Damerau 1964) over the longer length;
+    names of less than `cutoff` are none, and neither are those that are far behind the nearest. A
+    word of a name, or its last part, is near the whole one.
+    """
+    from rapidfuzz.distance import DamerauLevenshtein
+
+    text, ranked = str(name), list[tuple[float, str]]()
+    for each in dict.fromkeys(known):
+        # the whole name counts a little more than its last part, and that more than a word of it
+        words = {part: 0.02 for part in re.split(r"[/._-]", each)}
+        words |= {re.split(r"[/.]", each)[-1]: 0.01, each: 0.0}
+        best = 0.0
+        for word, less in words.items():
+            best = max(best, DamerauLevenshtein.normalized_similarity(text, word) - less)
+        ranked.append((best, each))
+    ranked.sort(key=lambda found: (-found[0], found[1]))
+    least = max(cutoff, ranked[0][0] - _BEHIND) if ranked else cutoff
+    found = [repr(each) for value, each in ranked[:most] if value >= least]
+    if not found:
+        return ""
+    *others, last = found
+    return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
 def unknown(name: object, known: Iterable[str], kind: str) -> str:

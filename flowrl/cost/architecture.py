@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import diffusers
 import torch
 import transformers
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
@@ -191,6 +190,9 @@ def source_shape(config: Config, latent: tuple[int, ...]) -> tuple[int, int] | N
         return (count * latent[1], latent[2]) if count else None
     if config.model.fn not in QWEN[1:]:
         return None
+    # imported here, since it takes seconds
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
     area, factor = config.model.kwargs["source_pixels"], config.image.height // latent[1]
     width, height, _ = calculate_dimensions(area, config.image.width / config.image.height)
     return height // factor, width // factor

@@ -198,15 +198,19 @@ def _update(
 def _evaluation(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
-    # whole prompts at a time, with all that is drawn of each
-    e, prompts = config.eval, prompts_if_there(config.prompts.test)
-    drawn = e.images * e.best_of
-    share = max(1, e.batch // drawn)
-    count = min(share, len(prompts) if prompts else MOST_UNKNOWN) * drawn
+    count = evaluated_at_once(config)
     # in the size that is judged
     config = judged(config)
     made = meta_run(workload_of(config))
-    return max(_call(made, min(e.batch, count)), _images(config, made, count))
+    return max(_call(made, min(config.eval.batch, count)), _images(config, made, count))
+
+
+def evaluated_at_once(config: Config) -> int:
+    """Return how many images an evaluation draws at a time: whole prompts, with all of each."""
+    e, prompts = config.eval, prompts_if_there(config.prompts.test)
+    drawn = e.images * e.best_of
+    share = max(1, e.batch // drawn)
+    return min(share, len(prompts) if prompts else MOST_UNKNOWN) * drawn
 
 
 def judged(config: Config) -> Config:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
@@ -75,6 +76,49 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
         *rest,
         f"({size(RESERVE)} of the card are set aside for the CUDA context and libraries)",
     ]
+
+
+def short_verdict(found: Estimate, *, gigabytes: float) -> str:
+    """Say in one line whether a config fits a card of so many gigabytes."""
+    largest = found.largest
+    if largest is None:
+        return f"fits a {gigabytes:g} GB card: unknown, {found.note}"
+    fits = "yes" if largest.bytes <= limit_of(gigabytes) else "no"
+    return (
+        f"fits a {gigabytes:g} GB card: {fits}, {size(largest.bytes)} in {largest.name}, of "
+        f"{size(limit_of(gigabytes))} that are free"
+    )
+
+
+class ProfileFit(NamedTuple):
+    """What a profile makes of a config."""
+
+    name: str
+    fits: bool
+    phase: Phase  # the largest one with the profile's settings
+
+
+def profile_that_fits(config: Config, *, gigabytes: float) -> ProfileFit | None:
+    """Try the largest profile for a card of so many gigabytes, with all that it sets; None for a
+    model that has no profile. Raises as `estimate` does."""
+    if "runtime" not in config.model.kwargs:
+        return None
+    names = [name for name, one in PROFILES.items() if one.gigabytes <= gigabytes]
+    name = names[-1] if names else next(iter(PROFILES))
+    changed = _overridden(config, profile_overrides(config, name))
+    largest = estimate(changed).largest
+    limit = limit_of(gigabytes)
+    if largest is not None and largest.bytes > limit:
+        changed = _overridden(changed, what_fits(changed, name))
+        largest = estimate(changed).largest
+    return None if largest is None else ProfileFit(name, largest.bytes <= limit, largest)
+
+
+def _overridden(config: Config, overrides: list[str]) -> Config:
+    for text in overrides:
+        key, _, value = text.partition("=")
+        config = change(config, key, yaml.safe_load(value))
+    return config
 
 
 def _smaller_card(gigabytes: float, largest: Phase) -> list[str]:
@@ -251,14 +295,17 @@ def _smaller(
     fits, found = 1, judged_phase(change(config, key, 1), worst.name, forecast)
     if found.bytes > limit:
         return None
-    # a larger batch never needs less
+    # a larger batch never needs less, and mostly as much more as it is larger: each trial costs
+    # seconds, so it is made where a line between the two ends meets the limit
+    most = worst.bytes
     while over - fits > 1:
-        middle = (fits + over) // 2
+        share = (limit - found.bytes) / max(most - found.bytes, 1)
+        middle = min(max(fits + int(share * (over - fits)), fits + 1), over - 1)
         tried = judged_phase(change(config, key, middle), worst.name, forecast)
         if tried.bytes <= limit:
             fits, found = middle, tried
         else:
-            over = middle
+            over, most = middle, tried.bytes
     return fits, found
 
 

@@ -9,20 +9,22 @@ from flowrl.core.tables import flop, parameter_count, size, text_table
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
 from flowrl.cost.memory import reward_networks
+from flowrl.cost.time_shares import time_lines, work_of_iterations
 from flowrl.training.method import TRAINED_CALLS, method_of
 
 _INDENT = 11  # columns of the word that a line begins with
 
 
 def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None) -> str:
-    """Say an estimate in words, with the verdict for a card of so many gigabytes last; tables of
-    `width` columns, None: of any number."""
+    """Say an estimate in words below its `short_verdict` for a card of so many gigabytes, with what
+    helps where it does not fit last; tables of `width` columns, None: of any number."""
     config = found.config
     lines = [
         f"{config.name}: {config.model.kwargs.get('path', config.model.fn)}",
         *_parameters(found),
     ]
-    lines += [*found.forecast.work.lines(), *calls(found), *memory(found, width)]
+    lines += [*found.forecast.work.lines(), *calls(found), *time_lines(found)]
+    lines += memory(found, width)
     return "\n".join([*lines, "", *verdict(found, gigabytes=gigabytes)])
 
 
@@ -110,6 +112,7 @@ def estimate_as_json(found: Estimate) -> dict[str, Any]:
             "guides_reference": work.guides_reference,
         },
         "flops": found.flops,
+        "work_of_1000_iterations": work_of_iterations(found),
         "activations": found.saved,
         "kept": {part.name: part.bytes for part in found.parts},
         "peak": {phase.name: phase.bytes for phase in found.phases},

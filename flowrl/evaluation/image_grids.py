@@ -19,8 +19,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import refuse_pipe, replacing
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.files import replacing
+from flowrl.evaluation.image_strips import read_strip
 
 EDGE, PAPER = (214, 214, 214), (255, 255, 255)
 RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
@@ -163,21 +164,8 @@ def load_strip(path: str | os.PathLike[str], count: int, width: int | None = Non
     With the `width` of an image, a strip that is several times as wide is one of videos: ->
     [count, T, 3, H, W].
     """
-    try:
-        refuse_pipe(path)
-        with Image.open(path) as image:
-            pixels = np.array(image.convert("RGB"))
-    except Exception as error:  # Pillow raises all sorts on damaged files and on bombs
-        raise RunError(
-            f"{path}: expected a PNG of {count} images, cannot read it: {error}"
-        ) from error
-    # images stand one below the other
-    if count < 1 or len(pixels) % count:
-        raise RunError(
-            f"{path}: expected {count} images of one height, got {len(pixels)} rows of pixels"
-        )
     # [count, H, W, 3] bytes -> [count, 3, H, W] in [0, 1]
-    rows = torch.from_numpy(pixels).reshape(count, -1, pixels.shape[1], 3)
+    rows = torch.from_numpy(read_strip(path, count))
     images = rows.permute(0, 3, 1, 2).float() / 255
     # the frames of a video stand side by side
     if width and images.shape[3] > width and not images.shape[3] % width:

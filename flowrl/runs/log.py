@@ -161,6 +161,7 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Open]] = {
 
 
 PAUSE = 0.2  # seconds between two looks at a running phase
+EVERY = 30.0  # seconds without a line of a log file, after which one says how far a phase is
 RECENT = 20  # iterations that the time left is told from
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "approx_kl": "approx_kl"}
@@ -172,13 +173,14 @@ def headline_label(name: str) -> str:
 
 
 class Progress:
-    """Show the metrics of each iteration, its speed, the time left and the seconds of its phases;
-    in a terminal also the phase that is running, and how much of it is done.
+    """Show the time left, the speed and the metrics of each iteration and the seconds of its
+    phases; also the phase that is running and how much of it is done: a terminal at once, a log
+    file after `EVERY` seconds without a line.
 
     Args:
         total: iterations of the whole run, for the time left; None where it ends otherwise.
         columns: {label: metric} that is shown. quiet: show nothing at all. begun: iterations that
-        are done already.
+        are done already. images: {phase: images that it is about}, which a log file counts.
     """
 
     def __init__(
@@ -188,8 +190,11 @@ class Progress:
         columns: Mapping[str, str] = COLUMNS,
         quiet: bool = False,
         begun: int = 0,
+        images: Mapping[str, int] | None = None,
     ) -> None:
         self.total, self.columns, self.quiet, self.begun = total, columns, quiet, begun
+        self.images = images or {}
+        self._said = time.monotonic()  # when the last line of a log file was written
         self._durations: list[float] = []
         self._phase, self._last, self._looked = "", "", 0.0
         self._bar: Any = None  # the progress, and below it the seconds of each phase
@@ -203,6 +208,7 @@ class Progress:
             self._bar.write(text, file=sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
+            self._said = time.monotonic()
 
     def begin(self, phase: str) -> None:
         """Show in a terminal that a phase of the iteration has begun."""
@@ -211,11 +217,28 @@ class Progress:
             self._look(phase)
 
     def within(self, done: int, total: int) -> None:
-        """Show in a terminal how much of the phase is done, a few times a second at most."""
-        if self.quiet or not sys.stderr.isatty() or total < 2:
+        """Show how much of the phase is done: in a terminal a few times a second at most, in a log
+        file after `EVERY` seconds without a line."""
+        if self.quiet or total < 2:
+            return
+        if not sys.stderr.isatty():
+            if time.monotonic() - self._said >= EVERY:
+                self.say(self._how_far(done, total))
             return
         if time.monotonic() - self._looked >= PAUSE or done == total:
             self._look(f"{self._phase} {done}/{total}")
+
+    def _how_far(self, done: int, total: int) -> str:
+        """Say how much of a phase is done, in images where it is about images."""
+        count = self.images.get(self._phase)
+        what = (
+            f"{done} of {total}" if count is None else f"{done * count // total} of {count} images"
+        )
+        if self._phase in MILESTONES:
+            return f"{self._phase}: {what}"
+        number = self.begun + len(self._durations) + 1
+        of = f"/{self.total}" if self.total else ""
+        return f"iteration {number}{of}  {self._phase}: {what}"
 
     def _look(self, now: str) -> None:
         """Write the line below the bar: what is being done, and the last iteration's seconds."""
@@ -262,17 +285,17 @@ class Progress:
             self._bar = self._line = None
 
     def _parts(self, iteration: int, values: Mapping[str, Any], speed: float | None) -> list[str]:
-        """Return metrics, speed and time left as texts."""
+        """Return time left, speed and metrics as texts; a narrow terminal shows the first ones."""
         parts = []
-        for label, name in self.columns.items():
-            if _is_number(values.get(name)):
-                parts.append(f"{label} {values[name]:.4g}")
-        if speed:
-            parts.append(f"{speed:.3g} img/s")
         if self.total:
             # one long wait, as of a machine that slept, says nothing of the iterations to come
             each = median(self._durations[-RECENT:])
             parts.append(f"ETA {_clock(max(self.total - iteration - 1, 0) * each)}")
+        if speed:
+            parts.append(f"{speed:.3g} img/s")
+        for label, name in self.columns.items():
+            if _is_number(values.get(name)):
+                parts.append(f"{label} {values[name]:.4g}")
         return parts
 
     def _open_bar(self, iteration: int) -> None:
@@ -313,7 +336,8 @@ class RunLogger:
         lines from there on are dropped. tensorboard: also write TensorBoard events into
         ``<folder>/tensorboard``, where it is installed. quiet: show no progress and no hints.
         total: iterations of the whole run, for the time left. columns: {label: metric} shown in the
-        progress line. track: names of `TRACKERS` that are told all of it, too, and the config.
+        progress line. images: {phase: images that it is about}. track: names of `TRACKERS` that are
+        told all of it, too, and the config.
     """
 
     def __init__(
@@ -325,13 +349,16 @@ class RunLogger:
         *,
         total: int | None = None,
         columns: Mapping[str, str] = COLUMNS,
+        images: Mapping[str, int] | None = None,
         track: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.current = ""  # the phase that is running, or that an error has just left
         begun = resume_from_iteration or 0
-        self._progress = Progress(total=total, columns=columns, quiet=quiet, begun=begun)
+        self._progress = Progress(
+            total=total, columns=columns, quiet=quiet, begun=begun, images=images
+        )
         self._seconds: dict[str, float] = {}
         self._started: float | None = None
         self._files = self._open(resume_from_iteration)
@@ -361,7 +388,7 @@ class RunLogger:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def progress(self, done: int, total: int) -> None:
-        """Show in a terminal how much of the running phase is done; a log file hears nothing."""
+        """Show how much of the running phase is done; a log file hears it every `EVERY` seconds."""
         self._progress.within(done, total)
 
     def log(

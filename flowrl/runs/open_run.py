@@ -255,22 +255,30 @@ def open_target(
         if run.checkpoint is not None:
             content["checkpoint"] = run.checkpoint
         return Target(run.model, run.config, what, run.base, content)
-    # a model folder with settings of a config, or a config with its model
-    if not path.is_dir() and target.startswith("assets/"):
-        path = resource(target)  # a model that is shipped, from any folder
-    if path.is_dir():
-        config = load_config(
-            settings, [text_override("model.path", str(path)), *overrides], plugins
-        )
-    else:
-        config = _named_config(target, overrides, plugins)
-    # the model as it is before training
+    # a model folder with settings of a config, or a config with its model, as before training
+    config = target_config(target, settings=settings, overrides=overrides, plugins=plugins)
     check(config)
     use_threads(config)
     with explained(config, "load"):
         model = config.call("model")()
     what = f"the base model {config.model.kwargs.get('path', '')}"
     return Target(model, config, what, base_weights(model, config), drawing_content(config))
+
+
+def target_config(
+    target: str, *, settings: str, overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> Config:
+    """Return the config of a target as `open_target` takes it, unloaded. Raises ConfigError
+    for a name that is none."""
+    path = Path(target)
+    if (path / CONFIG).exists() or (path / MANIFEST).exists():
+        return load_config(run_of(path) / CONFIG, overrides, plugins, need_rewards=False)
+    if not path.is_dir() and target.startswith("assets/"):
+        path = resource(target)  # a model that is shipped, from any folder
+    if path.is_dir():
+        own = text_override("model.path", str(path))
+        return load_config(settings, [own, *overrides], plugins)
+    return _named_config(target, overrides, plugins)
 
 
 def _named_config(target: str, overrides: Sequence[str], plugins: Sequence[str]) -> Config:

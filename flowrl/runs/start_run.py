@@ -45,6 +45,7 @@ from flowrl.runs.folder import (
 )
 from flowrl.runs.given_lists import listed_in, moved_along
 from flowrl.runs.open_run import score_of
+from flowrl.runs.trusted_plugins import trust
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
@@ -305,6 +306,7 @@ def _occupy(config: Config, run: Path, model: FlowModel) -> None:
     passed = {"fence": model.fence_record()} if isinstance(model, PassesFence) else {}
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size, **passed})
     write_text(run / CONFIG, config.dump())
+    trust(run, config.plugins)
 
 
 def _evals(run: Path, iterations: int) -> Rows:

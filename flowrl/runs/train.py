@@ -135,6 +135,13 @@ def describe_training(trainer: Trainer) -> str:
     return "\n".join(lines)
 
 
+def _images_of_phases(trainer: Trainer) -> dict[str, int]:
+    """Return how many images each phase is about whose progress is counted in them."""
+    made = trainer.cost.images // trainer.world.size
+    judged = len(trainer.test_set) * trainer.config.eval.images
+    return {"rollout": made, "decode": made, "reward": made, "eval": judged}
+
+
 def _logger(
     trainer: Trainer, run: Path, resumed_at: int | None, quiet: bool, track: Sequence[str]
 ) -> Log:
@@ -151,6 +158,7 @@ def _logger(
         quiet=quiet,
         total=config.train.iterations,
         columns=labels,
+        images=_images_of_phases(trainer),
         track=track,
         config=config.to_dict(),
     )

@@ -100,7 +100,7 @@ def test_the_shell_completes_commands_and_configs(
         ("flowrl co", {"compare", "configs"}),
         ("flowrl train shapes/vg", {"shapes/vgpo"}),
         ("flowrl train shapes-", {"shapes-mine.yaml"}),
-        ("flowrl train shapes/vgpo --re", {"--resume"}),
+        ("flowrl train shapes/vgpo --re", {"--resume", "--rehearse"}),
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
@@ -216,6 +216,20 @@ def test_a_terminal_hears_how_far_a_command_is(
     assert capsys.readouterr().err == ""
 
 
+def test_a_log_file_hears_every_thirty_seconds_how_far_a_command_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of 20 s: a line after 40 s and after 80 s; the next evaluation counts anew."""
+    clock = [0.0]
+    monkeypatch.setattr(output, "_told", {})
+    monkeypatch.setattr("flowrl.cli.output.time.monotonic", lambda: clock[0])
+    for _ in range(2):
+        for done in range(1, 6):
+            output.count_up(done, 5)
+            clock[0] += 20.0
+        assert capsys.readouterr().err == "3 of 5 prompts\n5 of 5 prompts\n"
+
+
 def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "bench.json"
     options = ["--iterations", "1", "--json", str(report), "train.group=2", *TOY]
@@ -264,8 +278,8 @@ def test_a_mistake_is_one_clear_message(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("trian", "No such command 'trian'. Did you mean 'train'?"),
-        ("train x.yaml --quit", "No such option: --quit (Possible options: --quiet)"),
+        ("trian", "No such command 'trian'; did you mean 'train'?"),
+        ("train x.yaml --quit", "No such option: --quit; did you mean '--quiet'?"),
         ("train x.yaml --quiet fast", "expected KEY=VALUE, got fast"),
         ("train x.yaml --seed one", "Invalid value for '--seed'"),
         ("eval run --weights emma", "Invalid value for '--weights'"),

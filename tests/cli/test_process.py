@@ -53,6 +53,14 @@ def test_the_list_of_methods_is_light() -> None:
     assert imported.isdisjoint({*HEAVY, "peft", "accelerate", "pandas"} - {"yaml"})
 
 
+def test_a_report_needs_no_torch(home: Path, tmp_path: Path) -> None:
+    """It reads files and draws nothing; neither does the list of configs need it."""
+    for line in (("report", f"{home}/whole", "--out", f"{tmp_path}/r.html"), ("configs",)):
+        imported, _ = imported_by(*line)
+        assert imported.isdisjoint({"torch", "diffusers", "transformers", "matplotlib"})
+    assert (tmp_path / "r.html").exists()
+
+
 def test_a_reader_that_goes_away() -> None:
     """As in `flowrl configs | head -0`."""
     read, write = os.pipe()

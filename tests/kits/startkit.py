@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from adapterkit import PROMPTS, TOKENS, seeds
-from modelkit import edit, noise
+from modelkit import noise
 from tiny import tiny_flux
 from tinylm import tiny_qwen_edit
 from tinywan import tiny_i2v, tiny_ti2v, tiny_wan22
@@ -38,18 +38,16 @@ class Start(NamedTuple):
     sources: int = 1  # of a prompt
 
 
-def tiny_kontext(folder: Path) -> Path:
-    """Save a tiny FLUX.1-Kontext and return its folder."""
-    made = tiny_flux(folder, seed=7)
-    edit("model_index.json", _class_name="FluxKontextPipeline")(made)
-    return made
-
-
 QWEN = {"source_pixels": 64 * 64, "max_sequence_length": 400}
 VIDEO = {"frames": 5}
 FLUX = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
 STARTS = {
-    "kontext": Start(tiny_kontext, flux_kontext, {"max_sequence_length": TOKENS}, FLUX),
+    "kontext": Start(
+        partial(tiny_flux, seed=7, kontext=True),
+        flux_kontext,
+        {"max_sequence_length": TOKENS},
+        FLUX,
+    ),
     "qwen_edit": Start(tiny_qwen_edit, qwen_edit, QWEN, ("QwenImageTransformerBlock",)),
     "qwen_edit_plus": Start(
         partial(tiny_qwen_edit, plus=True, zero_cond_t=True),

@@ -6,6 +6,7 @@ import builtins
 import errno
 import json
 import math
+import re
 import sys
 import time
 from pathlib import Path
@@ -146,8 +147,10 @@ def test_plain_progress_lines(
         logger.log(0, values, images=8)
     out, err = capsys.readouterr()
     assert out == "" and "kl" not in err and err.count("\n") == 1
-    assert err.startswith("iteration 1/4  reward 0.25  acc 0.5  ratio 1  ")
-    assert " img/s  ETA 0:00:06  [eval" in err and "rollout" in err
+    assert err.startswith(
+        "iteration 1/4  ETA 0:00:06  0.667 img/s  reward 0.25  acc 0.5  ratio 1  "
+    )
+    assert "  [eval" in err and "rollout" in err
 
 
 def test_one_long_wait_does_not_change_the_time_left(
@@ -162,7 +165,7 @@ def test_one_long_wait_does_not_change_the_time_left(
                 clock[0] += seconds
             logger.log(iteration, {"reward": 0.25, "approx_kl": 0.5}, images=8)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "ETA 0:00:04" in last and "approx_kl 0.5  " in last
+    assert "ETA 0:00:04" in last and "approx_kl 0.5  [" in last
 
 
 def test_bar_on_a_terminal(
@@ -220,6 +223,56 @@ def test_a_running_phase_is_no_line_of_a_log_file(
     with RunLogger(tmp_path, tensorboard=False, quiet=quiet) as logger:
         within(logger, [0.0])
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_file_hears_every_thirty_seconds_how_far_a_phase_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 20 s: a line after 40 s and after 80 s. A rollout of 16 images tells these, of which
+    half are done after 2 of 4 steps; training tells what it counts, an evaluation its images. The
+    line of a finished iteration counts as one."""
+    clock = [0.0]
+    monkeypatch.setattr("flowrl.runs.log.time.monotonic", lambda: clock[0])
+    images = {"rollout": 16, "eval": 528}
+
+    def work(logger: RunLogger, phase: str, total: int) -> None:
+        with logger.phase(phase):
+            for done in range(1, 5):
+                clock[0] += 20.0
+                logger.progress(done * total // 4, total)
+
+    with RunLogger(tmp_path, tensorboard=False, total=3, images=images) as logger:
+        work(logger, "eval", 176)
+        work(logger, "rollout", 4)
+        logger.log(0, {"reward": 1.0})
+        clock[0] += 20.0
+        work(logger, "train", 24)
+    said = capsys.readouterr().err.splitlines()
+    first, last = said[:4], said[5:]
+    assert first == [
+        "eval: 264 of 528 images",
+        "eval: 528 of 528 images",
+        "iteration 1/3  rollout: 8 of 16 images",
+        "iteration 1/3  rollout: 16 of 16 images",
+    ]
+    assert said[4].startswith("iteration 1/3  ETA")
+    assert last == ["iteration 2/3  train: 6 of 24", "iteration 2/3  train: 18 of 24"]
+
+
+def test_eighty_columns_have_the_time_left_and_the_speed_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the reward, of a run of 20,000 iterations, too."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (80, 24))
+    metrics = {"reward": 0.53125, "accuracy": 0.5, "ratio": 1.0, "approx_kl": 0.001}
+    with RunLogger(tmp_path, tensorboard=False, total=20_000) as logger:
+        with logger.phase("rollout"):
+            pass
+        logger.log(12_344, metrics, images=8)
+    shown = max(capsys.readouterr().err.split("\r"), key=lambda line: "img/s" in line)
+    assert re.search(r"ETA \d+:\d\d:\d\d  \S+ img/s  reward 0.53", shown), shown
 
 
 def test_a_run_says_how_far_its_iterations_are(

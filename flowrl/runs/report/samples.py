@@ -8,18 +8,20 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.evaluation.image_grids import labelled_grid, load_strip
+from flowrl.evaluation.image_strips import read_strip
 from flowrl.runs.folder import PROMPTS, SAMPLES, SOURCES, RunPath, read_prompts, read_verdicts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PIXELS = 256  # of an image's longer side, at most
 MOST = 24  # checkpoints on a page
@@ -35,6 +37,8 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     Raises RunError if the folder holds no samples or a damaged one, DataError if `max_columns` is
     below 2.
     """
+    from flowrl.evaluation.image_grids import labelled_grid, load_strip  # by torch
+
     if max_columns < 2:
         raise DataError(
             f"expected max_columns >= 2, for the first and the last checkpoint, got {max_columns}"
@@ -71,6 +75,8 @@ def check_shape(file: Path, found: Sequence[int], count: int, shape: tuple[int, 
 def source_images(run: RunPath) -> Tensor | None:
     """Read the K images that each sample of a run starts from -> [P, K, 3, H, W] in [0, 1]; None
     where they start from noise alone. Raises RunError for a damaged file."""
+    from flowrl.evaluation.image_grids import load_strip  # by torch
+
     file = Path(run) / SAMPLES / SOURCES
     if not file.exists():
         return None
@@ -161,10 +167,15 @@ def source_as_png(run: RunPath, place: int, which: int) -> bytes:
 def source_tiles(run: RunPath) -> list[list[Image.Image]]:
     """Return what the samples of each prompt start from, a list per prompt, empty where that is
     noise alone. Raises RunError for a damaged file."""
-    images = source_images(run)
-    if images is None:
-        return [[] for _ in read_prompts(run)[0]]
-    return [_pictures(row) for row in images]
+    file = Path(run) / SAMPLES / SOURCES
+    prompts, shape = read_prompts(run)
+    if not file.exists():
+        return [[] for _ in prompts]
+    rows = read_strip(file, len(prompts))
+    # several sources of a prompt stand side by side
+    wide = rows.shape[2]
+    count = wide // shape[1] if wide > shape[1] and not wide % shape[1] else 1
+    return [_pictures(np.split(row, count, axis=1)) for row in rows]
 
 
 def sample_keys(prompts: Sequence[str], starts: Sequence[Sequence[Image.Image]]) -> list[str]:
@@ -190,12 +201,11 @@ def strip_of(run: RunPath, iteration: int) -> list[Image.Image]:
 
 def tiles(file: Path, count: int) -> list[Image.Image]:
     """Cut a strip into its `count` images. Raises RunError for a damaged one."""
-    return _pictures(load_strip(file, count))
+    return _pictures(read_strip(file, count))
 
 
-def _pictures(images: Tensor) -> list[Image.Image]:
-    """Return images [n, 3, H, W] in [0, 1] as pictures of 256 levels."""
-    levels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+def _pictures(levels: Iterable[np.ndarray]) -> list[Image.Image]:
+    """Return bytes [H, W, 3] as pictures."""
     return [Image.fromarray(np.ascontiguousarray(one)) for one in levels]
 
 

@@ -1,0 +1,78 @@
+"""`flowrl train --rehearse` and `flowrl tiny`: every adapter, nothing kept, nothing downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowrl.cli.main import main
+from flowrl.core.errors import ConfigError
+from flowrl.cost.architecture import NETWORK
+from flowrl.models.tiny import TINY, save_tiny, tiny_name
+from flowrl.runs.rehearse import rehearse
+
+pytestmark = pytest.mark.integration
+CONFIGS = {
+    "sd3/flow_grpo": "sd3.5",
+    "flux_kontext/flow_grpo_fast": "flux_kontext",
+    "sd15/ddpo": "sd15",
+    "qwen_image/flow_grpo_fast": "qwen_image",
+    "wan/flow_grpo_fast": "wan",
+}
+
+
+def test_every_adapter_has_a_tiny_pipeline() -> None:
+    assert [fn for fn in NETWORK if tiny_name(fn, {}) not in TINY] == []
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_pipeline_is_the_same_for_the_same_seed(name: str, tmp_path: Path) -> None:
+    """Byte for byte in its network, and another one for another seed."""
+    made = [save_tiny(name, tmp_path / f"{n}", seed=seed) for n, seed in enumerate((3, 3, 4))]
+    part = "unet" if (made[0] / "unet").exists() else "transformer"
+    files = [load_file(next((folder / part).glob("*.safetensors"))) for folder in made]
+    assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
+    assert not all(torch.equal(files[0][key], files[2][key]) for key in files[0])
+    assert [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name] == []
+
+
+def test_tiny_says_how_it_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tiny", "sd3", f"{tmp_path}/t"]) == 0
+    assert f"use it: model.path={tmp_path}/t image.height=64" in capsys.readouterr().out
+    assert main(["tiny", "sd3", f"{tmp_path}/t"]) == 2
+    assert "expected a new or empty folder" in capsys.readouterr().err
+    assert main(["tiny", "sdx", f"{tmp_path}/u"]) == 2
+    assert "no tiny pipeline 'sdx'; did you mean 'sdxl'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_rehearsal_of_a_shipped_config(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pipeline is of the config's own class; the working folder stays empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert main(["train", config, "--rehearse", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pipeline"] == CONFIGS[config] and found["summary"]["iterations"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rewards_with_networks_are_stood_in_for(home: Path) -> None:
+    """Of three: one with a network, one without, one of a plugin. A toy model is taken as it is."""
+    more = ["rewards.pick={fn: pickscore}", "rewards.jpeg={fn: jpeg}"]
+    found = rehearse(f"{home}/toy.yaml", more, ["toykit"], quiet=True)
+    assert found.stood_in == ("pick",) and found.pipeline == ""
+    assert {"red", "pick", "jpeg"} <= found.summary["after"]["rewards"].keys()
+
+
+def test_what_a_rehearsal_refuses(home: Path, tmp_path: Path) -> None:
+    """A mistake of the config is said as training says it; a folder has no place."""
+    with pytest.raises(ConfigError, match="train has no argument 'gruop'"):
+        rehearse(f"{home}/toy.yaml", ["train.gruop=3"], ["toykit"])
+    assert main(["train", f"{home}/toy.yaml", "--rehearse", "--run", f"{tmp_path}/r"]) == 2

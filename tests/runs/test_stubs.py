@@ -1,0 +1,77 @@
+"""`flowrl new`: every stub is a file whose test passes and which trains at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli.main import main
+from flowrl.core.errors import ConfigError
+from flowrl.runs.stubs import STUBS, write_stub
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", STUBS)
+def test_the_test_of_a_stub_passes_and_its_command_trains(kind: str, tmp_path: Path) -> None:
+    """In a process of its own, from the stub's folder, as a user would."""
+    made = write_stub(kind, f"my_{kind}", tmp_path)
+    assert all(file.exists() for file in made.files)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *made.test[1:]]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    again = [sys.executable, "-m", "flowrl", *made.train[1:], "--rehearse", "--json", "-"]
+    done = subprocess.run(again, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["summary"]["iterations"] == 1
+
+
+@pytest.mark.parametrize("kind", STUBS)
+def test_a_stub_keeps_the_rules_of_style(kind: str, tmp_path: Path) -> None:
+    write_stub(kind, "mine", tmp_path)
+    (tmp_path / "ruff.toml").write_text(
+        'line-length = 100\nlint.select = ["E", "F", "I", "UP", "B", "SIM"]\n'
+        'lint.isort.known-first-party = ["mine"]\nlint.isort.known-third-party = ["flowrl"]\n'
+    )
+    for words in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "--no-cache", "."],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("My-Reward", "expected a name like my_reward"),
+        ("class", "expected a name like my_reward"),
+        ("torch", "'torch' is the name of an installed package"),
+        ("rewards", "'rewards' is the name of an installed package"),
+    ],
+)
+def test_names_that_are_taken(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        write_stub("reward", name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first stub says what to do with it; the second is refused."""
+    line = ["new", "reward", "mine", "--folder", f"{tmp_path}"]
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "pytest test_mine.py" in said and "--plugin mine --rehearse" in said
+    (tmp_path / "mine.py").write_text("own")
+    assert main(line) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "mine.py").read_text() == "own"

@@ -30,9 +30,9 @@ from flowrl.core.files import write_text
 from flowrl.core.part import Part
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import FlowModel
+from flowrl.models.files.lora_read import LORA_FILE
 from flowrl.runs.evaluate import evaluate, given_sources, sample_all
 from flowrl.runs.export.export import HasPipeline, export
-from flowrl.runs.export.usage import LORA_FILE
 from flowrl.runs.folder import CONFIG, EVALS, EXPORT, REPORT, SUMMARY, read_object, read_rows
 from flowrl.runs.gain import Gain, base_is_best, run_gain
 from flowrl.runs.given_lists import moved_along

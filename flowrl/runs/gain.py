@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrl.core.files import is_finite_number
-from flowrl.evaluation.statistics import paired_bootstrap
+from flowrl.evaluation.statistics import paired_difference
 from flowrl.runs.folder import EVALS, RunPath, read_rows
 from flowrl.runs.open_run import best_first, score_of
 
@@ -90,8 +90,9 @@ def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
     change, interval = after - before, None
     if len(tags) > 1:
         later, earlier = np.array(two, float)[:, None], np.array(one, float)[:, None]
-        found = paired_bootstrap(later, earlier, tags)
-        change, interval = found["difference"], tuple(found["interval"])
+        found = paired_difference(later, earlier, tags)
+        change, ends = found["difference"], found["interval"]
+        interval = None if None in ends else (ends[0], ends[1])
     images = last.get("images")
     count = images if isinstance(images, int) else len(tags)
     each = count / len(tags) if tags else 0

@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.config.load import PYTHON, Config, load_config
+from flowrl.config.handed import PYTHON
+from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.types import RewardBatch

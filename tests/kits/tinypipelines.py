@@ -543,7 +543,7 @@ def prx() -> Any:
             axes_dim=[4, 4],
         ),
         scheduler=flow(),
-        vae=vae(4, shift=None),
+        vae=vae(4),
         text_encoder=T5GemmaEncoder(config.encoder).eval(),
         tokenizer=letters(),
     )

@@ -280,7 +280,7 @@ def test_a_run_executes_no_code_of_parts_that_it_does_not_have() -> None:
         trainer.step()
         trainer.step()
 
-    assert executed(work) == {"__init__", "statistics", "copies", "gradient_monitor"}
+    assert executed(work) == {"__init__", "statistics", "copies", "gradient_monitor", "fence"}
 
 
 class Enough(Part):

@@ -6,19 +6,19 @@ from __future__ import annotations
 import string
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import diffusers
 import torch
 from diffusers import AutoencoderDC, AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler
-from startkit import tiny_kontext
 from tiny import (
-    _clip,
-    _clip_config,
-    _clip_tokenizer,
-    _t5,
-    _t5_tokenizer,
+    clip_config,
+    clip_encoder,
+    clip_tokenizer,
+    t5_encoder,
+    t5_tokenizer,
     tiny_flux,
     tiny_sd3,
     vae,
@@ -152,8 +152,8 @@ def chroma() -> Any:
         ),
         scheduler=flow(use_beta_sigmas=False, use_dynamic_shifting=True),
         vae=vae(),
-        text_encoder=_t5(),
-        tokenizer=_t5_tokenizer(),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -174,7 +174,7 @@ def auraflow() -> Any:
         scheduler=flow(shift=1.73),
         vae=vae(4, shift=None),
         text_encoder=umt5(),
-        tokenizer=_t5_tokenizer(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -313,7 +313,7 @@ def wan() -> Any:
         scheduler=diffusers.UniPCMultistepScheduler(**UNIPC),
         vae=wan_vae(),
         text_encoder=umt5(),
-        tokenizer=_t5_tokenizer(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -347,8 +347,8 @@ def ltx() -> Any:
             patch_size=1,
             patch_size_t=1,
         ),
-        text_encoder=_t5(),
-        tokenizer=_t5_tokenizer(),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -379,8 +379,8 @@ def hunyuan_video() -> Any:
         scheduler=flow(shift=7.0),
         text_encoder=LlamaModel(LlamaConfig(**language(4))).eval(),
         tokenizer=letters(),
-        text_encoder_2=CLIPTextModel(_clip_config()).eval(),
-        tokenizer_2=_clip_tokenizer(),
+        text_encoder_2=CLIPTextModel(clip_config()).eval(),
+        tokenizer_2=clip_tokenizer(),
     )
 
 
@@ -404,8 +404,8 @@ def mochi() -> Any:
             decoder_block_out_channels=(32, 32, 32, 32),
             layers_per_block=(1, 1, 1, 1, 1),
         ),
-        text_encoder=_t5(),
-        tokenizer=_t5_tokenizer(),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -426,7 +426,7 @@ def anyflow() -> Any:
         scheduler=diffusers.FlowMapEulerDiscreteScheduler(),
         vae=wan_vae(),
         text_encoder=umt5(),
-        tokenizer=_t5_tokenizer(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -451,12 +451,12 @@ def hidream() -> Any:
         ),
         scheduler=flow(shift=3.0),
         vae=vae(4),
-        text_encoder=_clip(),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=_clip(),
-        tokenizer_2=_clip_tokenizer(),
-        text_encoder_3=_t5(),
-        tokenizer_3=_t5_tokenizer(),
+        text_encoder=clip_encoder(),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=clip_encoder(),
+        tokenizer_2=clip_tokenizer(),
+        text_encoder_3=t5_encoder(),
+        tokenizer_3=t5_tokenizer(),
         text_encoder_4=LlamaForCausalLM(
             LlamaConfig(**language(), output_hidden_states=True)
         ).eval(),
@@ -480,8 +480,8 @@ def bria() -> Any:
         ),
         scheduler=flow(),
         vae=vae(4, shift=None),
-        text_encoder=_t5(),
-        tokenizer=_t5_tokenizer(),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -502,7 +502,7 @@ def skyreels() -> Any:
         scheduler=diffusers.UniPCMultistepScheduler(**UNIPC),
         vae=wan_vae(),
         text_encoder=umt5(),
-        tokenizer=_t5_tokenizer(),
+        tokenizer=t5_tokenizer(),
     )
 
 
@@ -580,7 +580,7 @@ TINY: dict[str, TinyPipeline] = {
     ),
     "ZImagePipeline": TinyPipeline(saved(tiny_z_image), {"call": {"guidance_scale": 3.0}}),
     "FluxKontextPipeline": TinyPipeline(
-        saved(tiny_kontext),
+        saved(partial(tiny_flux, kontext=True)),
         {"sources": 1, "call": {"guidance_scale": 3.0, "max_area": 4096, "_auto_resize": False}},
     ),
     "LuminaPipeline": TinyPipeline(lumina, {"tune": "full", "call": {"guidance_scale": 3.0}}),

@@ -69,11 +69,11 @@ def tiny_sd3(
                 shift=3.0, use_dynamic_shifting=dynamic_shift
             ),
             vae=vae(),
-            text_encoder=_clip(),
-            tokenizer=_clip_tokenizer(),
-            text_encoder_2=_clip(),
-            tokenizer_2=_clip_tokenizer(),
-            text_encoder_3=_t5() if t5 else None,
+            text_encoder=clip_encoder(),
+            tokenizer=clip_tokenizer(),
+            text_encoder_2=clip_encoder(),
+            tokenizer_2=clip_tokenizer(),
+            text_encoder_3=t5_encoder() if t5 else None,
             tokenizer_3=t5_tokenizer() if t5 else None,
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -101,9 +101,9 @@ def tiny_flux(
                 **({"use_dynamic_shifting": guidance_embeds} | scheduler)
             ),
             vae=vae(),
-            text_encoder=CLIPTextModel(_clip_config()).eval(),
-            tokenizer=_clip_tokenizer(),
-            text_encoder_2=_t5(),
+            text_encoder=CLIPTextModel(clip_config()).eval(),
+            tokenizer=clip_tokenizer(),
+            text_encoder_2=t5_encoder(),
             tokenizer_2=t5_tokenizer(),
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -123,8 +123,8 @@ def tiny_sd15(folder: Path, *, seed: int = 0, scheduler: Any = None) -> Path:
             unet=_unet(cross_attention_dim=WIDTH),
             scheduler=scheduler or PNDMScheduler(**NOISE, skip_prk_steps=True),
             vae=vae(4, shift=None, quant=True),
-            text_encoder=CLIPTextModel(_clip_config()).eval(),
-            tokenizer=_clip_tokenizer(),
+            text_encoder=CLIPTextModel(clip_config()).eval(),
+            tokenizer=clip_tokenizer(),
             safety_checker=None,
             feature_extractor=None,
             requires_safety_checker=False,
@@ -156,10 +156,10 @@ def tiny_sdxl(
             ),
             scheduler=scheduler or EulerDiscreteScheduler(**EULER, timestep_spacing="leading"),
             vae=vae(4, shift=None, quant=True),
-            text_encoder=CLIPTextModel(_clip_config()).eval(),
-            tokenizer=_clip_tokenizer(),
-            text_encoder_2=_clip(),
-            tokenizer_2=_clip_tokenizer(),
+            text_encoder=CLIPTextModel(clip_config()).eval(),
+            tokenizer=clip_tokenizer(),
+            text_encoder_2=clip_encoder(),
+            tokenizer_2=clip_tokenizer(),
             force_zeros_for_empty_prompt=force_zeros,
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -233,7 +233,7 @@ def vae(channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False
     )
 
 
-def _clip_vocabulary() -> dict[str, int]:
+def clip_vocabulary() -> dict[str, int]:
     pieces = [
         *LETTERS,
         *(letter + "</w>" for letter in LETTERS),
@@ -243,16 +243,16 @@ def _clip_vocabulary() -> dict[str, int]:
     return {piece: index for index, piece in enumerate(pieces)}
 
 
-def _clip_tokenizer() -> CLIPTokenizer:
-    return CLIPTokenizer(vocab=_clip_vocabulary(), merges=[], model_max_length=77)
+def clip_tokenizer() -> CLIPTokenizer:
+    return CLIPTokenizer(vocab=clip_vocabulary(), merges=[], model_max_length=77)
 
 
-def _clip() -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(_clip_config()).eval()
+def clip_encoder() -> CLIPTextModelWithProjection:
+    return CLIPTextModelWithProjection(clip_config()).eval()
 
 
-def _clip_config() -> CLIPTextConfig:
-    vocabulary = _clip_vocabulary()
+def clip_config() -> CLIPTextConfig:
+    vocabulary = clip_vocabulary()
     return CLIPTextConfig(
         vocab_size=len(vocabulary),
         hidden_size=WIDTH,
@@ -277,7 +277,7 @@ def t5_tokenizer() -> T5TokenizerFast:
     )
 
 
-def _t5() -> T5EncoderModel:
+def t5_encoder() -> T5EncoderModel:
     config = T5Config(
         vocab_size=4 + len(LETTERS),
         d_model=2 * WIDTH,

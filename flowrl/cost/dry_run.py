@@ -22,6 +22,7 @@ from flowrl.cost.released_models import RELEASED, TYPICAL
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
+from flowrl.evaluation.statistics import decided_by
 from flowrl.training.guidance import teachers_of
 from flowrl.training.method import COMPANIONS
 from flowrl.training.run import told_overlap
@@ -101,6 +102,7 @@ def _prompts(config: Config) -> tuple[list[str], list[Absent]]:
         said = f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
         there.append(said)
     lines = ["prompts    " + ", ".join(there)] if there else []
+    lines += [f"test       {decided_by(len(test) * config.eval.images)}"] if test else []
     if train is not None and len(train) < config.train.prompts:
         lines.append(
             f"prompts    train.prompts={config.train.prompts} of {len(train)}: an iteration takes "

@@ -211,6 +211,21 @@ def jackknifed(
     return intervals
 
 
+def decided_by(images: int) -> str:
+    """Say which change of a share of right images so many test images decide.
+
+    Half of the 95 % interval of a difference of two shares at one half, which is where a share
+    varies most, with images of each model that vary on their own: ``1.96 sqrt(1 / 2 n)``. Pairs
+    from one noise vary together, so less may be decided, too; prompts of which each is right always
+    or never decide less.
+    """
+    points = 100 * float(norm.ppf(0.975)) * math.sqrt(0.5 / images)
+    return (
+        f"{images:,} images decide a change of right images above about {points:.2g} points; half "
+        f"of that takes {4 * images:,}"
+    )
+
+
 class Strength(NamedTuple):
     """One competitor against the first one: log-odds of being preferred, with its 95 % interval;
     NaN where no chain of votes connects the two."""

@@ -17,6 +17,7 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.part import Part
 from flowrl.core.processes import launched
 from flowrl.core.types import FlowModel
+from flowrl.evaluation.statistics import decided_by
 from flowrl.runs.folder import (
     CONFIG,
     CURVES,
@@ -132,6 +133,7 @@ def describe_training(trainer: Trainer) -> str:
         f"prompts    {len(trainer.train_set)} to train on ({trainer.train_set.path}), "
         f"{len(trainer.test_set)} held out, {c.eval.images} images each to judge"
     )
+    lines.append(f"test       {decided_by(len(trainer.test_set) * c.eval.images)}")
     return "\n".join(lines)
 
 

@@ -33,6 +33,7 @@ from flowrl.evaluation.statistics import (
     Z95,
     Result,
     bradley_terry,
+    decided_by,
     jackknifed,
     paired_difference,
     summarize_scores,
@@ -375,3 +376,12 @@ def test_tasks_weigh_the_same() -> None:
     found = crossed(values, ["a", "b", "b", "b"])
     assert found["mean"] == pytest.approx(0.65)
     assert found["tasks"]["a"]["mean"] == 1.0
+
+
+def test_which_change_so_many_images_decide() -> None:
+    """The width of the interval of a difference of two binomial shares of a half, by simulation."""
+    rng = np.random.default_rng(0)
+    gaps = np.diff(rng.binomial(528, 0.5, (20_000, 2)) / 528)
+    said = float(np.quantile(np.abs(gaps), 0.95))
+    assert decided_by(528).startswith("528 images decide a change of right images above about 6")
+    assert said == pytest.approx(0.06, abs=0.002) and "half of that takes 2,112" in decided_by(528)

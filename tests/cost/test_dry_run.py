@@ -219,7 +219,8 @@ def test_prompts_are_there_without_a_file(model: str, kind: str) -> None:
     lists themselves count."""
     config = load_config(f"{model}/flow_grpo_{kind}")
     train, test = (load_prompts(f"{kind}/{name}") for name in ("train", "test"))
-    (said,) = prompt_lines(config)
+    said, decides = prompt_lines(config)
+    assert f"{len(test) * config.eval.images:,} images decide a change" in decides
     assert f"{len(train)} to train on ({kind}/train)" in said
     assert f"{len(test)} held out ({kind}/test), {config.eval.images} images each" in said
     assert len(config.rewards) == (2 if kind == "geneval" else 1)

@@ -3,7 +3,6 @@ transformer's own features."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.files import read_json, write_json
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, RewardBatch
 
@@ -72,8 +72,12 @@ class latent_preference:
         self.states, self.sees_sigma = states, estimates or states
         self.device = pick_device(device, WHO)
         weights = find_file(path, WEIGHTS, WHO)
-        shape = json.loads(find_file(path, SHAPE, WHO).read_text(encoding="utf-8"))
-        self.judge = LatentJudge(load_transformer(transformer), **shape)
+        file = find_file(path, SHAPE, WHO)
+        shape = read_json(file, dict[str, Any], error=ModelError)
+        try:
+            self.judge = LatentJudge(load_transformer(transformer), **shape)
+        except (TypeError, ValueError) as error:  # settings of another judge
+            raise ModelError(f"{WHO}: {file}: not the shape of a latent judge: {error}") from error
         load_strict(self.judge, read_weights(weights, WHO), f"{WHO}: {weights}")
         self.judge = self.judge.to(self.device).eval().requires_grad_(False)
         self.judge.transformer[0].to(self.device)
@@ -124,8 +128,6 @@ def save_judge(judge: LatentJudge, shape: dict[str, Any], folder: Path) -> None:
     """Write a judge that was made as ``LatentJudge(transformer, **shape)`` into the folder that the
     reward takes as `path`."""
     from safetensors.torch import save_file
-
-    from flowrl.core.files import write_json
 
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.detach().contiguous() for name, value in judge.state_dict().items()}

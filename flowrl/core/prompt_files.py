@@ -157,10 +157,27 @@ _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 def _read_txt(text: str, file: str) -> Items:
     lines = list(_lines(text, file))
+    # records or a table under the name of a text
+    first = lines[0][1] if lines else ""
+    if first.startswith("{") and _is_object(first):
+        yield from _read_jsonl(text, file)
+        return
+    for one in DELIMITERS:
+        names = [name.strip() for name in first.split(one)]
+        if len(names) > 1 and prompt_name(names) and all(map(_WORD.fullmatch, names)):
+            yield from _table(text, file, one)
+            return
     # a list whose every line stands in quotes was quoted by a program
     quoted = len(lines) > 1 and all(_QUOTED.fullmatch(line) for _, line in lines)
     for where, line in lines:
         yield where, _unquoted(line) if quoted else line
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(_json(line, ""), dict)
+    except DataError:
+        return False
 
 
 def _unquoted(cell: str) -> str:

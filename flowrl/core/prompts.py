@@ -25,6 +25,7 @@ from flowrl.core.prompt_files import (
     kind_of,
     no_prompt,
     on_hub,
+    prompt_name,
     read_items,
 )
 from flowrl.core.prompt_lists import MADE, made_records
@@ -81,7 +82,7 @@ def given_prompts(items: Iterable[Any], what: str) -> PromptSet:
         place = f"{what}[{number}]"
         if isinstance(item, Mapping):
             item = dict(item)
-            named = next((name for name in COLUMNS if name in item), COLUMNS[0])
+            named = prompt_name(item) or COLUMNS[0]
             text = {COLUMNS[0]: item.pop(named)} if named in item else {}
             item = {**text, **item}
         record = _check(item, place)

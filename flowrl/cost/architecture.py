@@ -6,7 +6,6 @@ or from the table of released models.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch import nn
 from flowrl.config.load import Config
 from flowrl.core.devices import named_device
 from flowrl.core.errors import FlowRLError, ModelError
+from flowrl.core.files import read_json
 from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import find_resource
@@ -262,7 +262,8 @@ def _input_width(settings: dict[str, Any]) -> int:
 def _read_parts(folder: Path) -> dict[str, WeightlessPart]:
     """Read what a folder's JSON files say of the parts that are run."""
     index = _read(folder / "model_index.json")
-    entries = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0]}
+    pairs = {name: entry for name, entry in index.items() if isinstance(entry, list)}
+    entries = {name: pair for name, pair in pairs.items() if len(pair) == 2 and pair[0]}
     parts = {}
     run = ("transformer", SECOND, "unet", "scheduler", *OTHERS)
     for name in [name for name in run if name in entries]:
@@ -274,8 +275,10 @@ def _read_parts(folder: Path) -> dict[str, WeightlessPart]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        # -Infinity is what diffusers writes of a scheduler's lambda_min_clipped
+        found: dict[str, Any] = read_json(file, dict[str, Any], error=ValueError, constants=True)
+        return found
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{file}: expected the JSON file of a diffusers pipeline: {error}"
         ) from error

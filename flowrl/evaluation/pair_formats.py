@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,18 +193,21 @@ def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
         if "human_preference" in item:  # HPDv2: [1, 0] prefers the first
             first, second = item["image_path"]
             liked = [float(value) for value in item["human_preference"]]
+            if len(liked) != 2 or not all(map(math.isfinite, liked)):
+                raise ValueError(f"two finite numbers as human_preference, got {liked}")
             label = 0.5 if liked[0] == liked[1] else float(liked[0] > liked[1])
         elif "path1" in item:  # HPDv3: the first is preferred
             first, second, label = item["path1"], item["path2"], 1.0
         else:
-            first, second, label = item[IMAGES[0]], item[IMAGES[1]], float(item[LABEL])
+            first, second = item[IMAGES[0]], item[IMAGES[1]]
+            label = _tie_or(float(item[LABEL]), where, LABEL)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{where}: expected prompt, image_path and human_preference of two images (HPDv2), "
             f"prompt, path1 and path2 (HPDv3), or prompt, {', '.join(IMAGES)} and {LABEL}; "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not item.get(HAS_LABEL, True):
+    if not _voted(item):
         label = None
     starts = tuple(folder / name for name in named_images(item))
     return SourcePair(prompt, (folder / str(first), folder / str(second)), label, where, starts)
@@ -261,7 +265,7 @@ def _parquet(file: Path) -> Iterator[SourcePair]:
             number += 1
             where = f"{file}, row {number}"
             # a row that nobody voted on has a label all the same
-            if not row.get(HAS_LABEL, True):
+            if not _voted(row):
                 yield SourcePair("", (b"", b""), None, where)
                 continue
             images = tuple(row[name] for name in PICK_A_PIC[1:3])
@@ -278,7 +282,13 @@ def _text(value: Any, where: str) -> str:
     raise DataError(f"{where}: expected a text as prompt, got {value!r:.60}")
 
 
-def _tie_or(label: Any, where: str) -> float:
+def _voted(row: dict[str, Any]) -> bool:
+    """Say whether somebody voted on a row; a table that was written as text says it in words."""
+    said = row.get(HAS_LABEL, True)
+    return str(said).strip().lower() not in ("false", "0", "0.0", "none", "", "nan")
+
+
+def _tie_or(label: Any, where: str, name: str = PICK_A_PIC[3]) -> float:
     if label not in (0, 0.5, 1):
-        raise DataError(f"{where}: expected label_0 0, 0.5 or 1, got {label!r}")
+        raise DataError(f"{where}: expected {name} 0, 0.5 or 1, got {label!r}")
     return float(label)

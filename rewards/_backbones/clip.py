@@ -3,7 +3,6 @@ cosines."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowrl.core.errors import ConfigError, DataError, ModelError, near
+from flowrl.core.files import read_json
 from flowrl.core.noise_path import wide
 from flowrl.core.types import RewardBatch
 
@@ -119,7 +119,7 @@ def _pixels_of(path: str, resize: Prepare, who: str) -> tuple[Sequence[float], S
     except ModelError:
         return OPENAI_MEAN, OPENAI_STD
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get("preprocess_cfg", {})
+        found = read_json(file, dict[str, Any], error=ModelError).get("preprocess_cfg", {})
         mean = [float(value) for value in found.get("mean", OPENAI_MEAN)]
         std = [float(value) for value in found.get("std", OPENAI_STD)]
         kinds = [found.get("interpolation", "bicubic"), found.get("resize_mode", "shortest")]

@@ -74,7 +74,7 @@ def recall(folder: Path, key: str) -> Answer | None:
             [(str(token), float(lp)) for token, lp in kept["top"]],
             bool(kept["cut"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None
 
 

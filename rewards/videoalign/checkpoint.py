@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flowrl.core.errors import ModelError
+from flowrl.core.files import read_json
 
 from .._backbones.qwen2_vl import own_name
 from .._common.scorer import first_line, load_network, local, read_weights, source_of
@@ -52,7 +52,7 @@ def read_settings(folder: Path) -> Settings:
     """Read `model_config.json`. Raises ModelError for one of another kind of model."""
     file = folder / SETTINGS
     try:
-        options = json.loads(file.read_text(encoding="utf-8"))
+        options = read_json(file, dict[str, Any], error=ValueError)
         # three sections of training settings; means and stds make z-scores of raw scores
         data, model, lora = (options[f"{key}_config"] for key in ("data", "model", "peft_lora"))
         norm = options.get("inference_config") or {}

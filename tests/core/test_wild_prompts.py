@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.core.errors import DataError
 from flowrl.core.prompt_files import COLUMNS, prompt_name
-from flowrl.core.prompts import load_prompts
+from flowrl.core.prompts import given_prompts, load_prompts
 
 TWO = ["a small house, in the rain", 'a "large" house']
 PLAIN = "\n".join(TWO) + "\n"
@@ -45,6 +45,9 @@ TABLES: dict[str, tuple[str, str, list[str]]] = {
     "quoted lines of a text": ("p.txt", QUOTED, TWO),
     "one column, commas as in prose": ("p.csv", f"Prompt\n{PLAIN}", TWO),
     "a text with old line ends": ("p.txt", "a cat\ra dog\r", ["a cat", "a dog"]),
+    "JSONL named a text": ("p.txt", '{"text": "a cat"}\n{"text": "a dog"}\n', ["a cat", "a dog"]),
+    "a table named a text": ("p.txt", 'id,Prompt\n1,a cat\n2,"a, b"\n', ["a cat", "a, b"]),
+    "braces of a text": ("p.txt", "{a|b} cat\ntext, old\n", ["{a|b} cat", "text, old"]),
     "a quoted word is no quoted line": ("p.txt", '"HELLO"\na cat\n', ['"HELLO"', "a cat"]),
     "UniGenBench by itself": ("p.csv", 'index,prompt_zh,sub_dims_zh\n0,一只猫,"{}"\n', ["一只猫"]),
     "Chinese without a header": ("p.csv", "一只猫，一只狗\n两只狗\n", ["一只猫，一只狗", "两只狗"]),
@@ -141,6 +144,11 @@ def test_names_of_columns() -> None:
         assert [prompt_name(["id", one]) for one in spelt] == spelt
     assert prompt_name(["tags", "Text", "Caption"]) == "Caption"
     assert prompt_name(["tag", "prompt_id", "negative_prompt", "prompt embeds"]) is None
+
+
+def test_records_of_a_program_are_called_as_in_files() -> None:
+    rows = [{"Prompts": "a cat"}, {"Text Prompt": "a dog", "n": 1}, "a cow"]
+    assert given_prompts(rows, "mine").texts == ["a cat", "a dog", "a cow"]
 
 
 def test_dpg_is_known_by_its_columns(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,3 +89,39 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "part-0.parquet").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"part-0\.parquet: expected a parquet file"):
         convert_pairs(tmp_path, tmp_path / "out")
+
+
+HPD = {"prompt": "a cat", "image_path": ["a.png", "b.png"], "human_preference": [0, 1]}
+OWN = {"prompt": "a cat", "image_0": "a.png", "image_1": "b.png", "label_0": 1}
+
+
+def listed(folder: Path, row: dict[str, Any]) -> Path:
+    for seed, name in enumerate(("a.png", "b.png")):
+        paint(folder / name, seed)
+    (folder / "list.jsonl").write_text(json.dumps(row) + "\n")
+    return folder / "list.jsonl"
+
+
+@pytest.mark.parametrize("said", [False, "false", "False", 0, "0", None])
+def test_nobody_voted_however_it_is_written(tmp_path: Path, said: Any) -> None:
+    with pytest.raises(DataError, match=r"no pair is left \(0 ties, 1 without a vote"):
+        convert_pairs(listed(tmp_path, OWN | {"has_label": said}), tmp_path / "out")
+
+
+@pytest.mark.parametrize("said", [True, "true", 1, "1"])
+def test_somebody_voted_however_it_is_written(tmp_path: Path, said: Any) -> None:
+    assert convert_pairs(listed(tmp_path, OWN | {"has_label": said}), tmp_path / "out").kept == 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        HPD | {"human_preference": [1, 0, 0]},
+        HPD | {"human_preference": [1]},
+        OWN | {"label_0": 0.7},
+    ],
+)
+def test_no_vote_is_made_of_what_is_none(tmp_path: Path, row: dict[str, Any]) -> None:
+    """Of three numbers the first two are no vote."""
+    with pytest.raises(DataError, match=r"list\.jsonl, entry 1"):
+        convert_pairs(listed(tmp_path, row), tmp_path / "out")

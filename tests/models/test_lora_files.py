@@ -159,6 +159,31 @@ def test_patterns_and_the_other_scale_of_peft(
         begin(model, folder)
 
 
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_16", "olora", "corda", "loftq"])
+def test_a_start_that_moves_the_base_is_refused(
+    folders: Folders, cases: Callable[[str], Case], tmp_path: Path, start: str
+) -> None:
+    """peft trains what it has taken out of the base: A and B alone add it a second time."""
+    folder = LAYOUTS["peft"](cases("sd3.5").trained, tmp_path / "mine")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"init_lora_weights": start}))
+    with pytest.raises(ModelError, match="init_lora_weights is .* moves the base"):
+        begin(folders.load("sd3.5", lora={"rank": 2}), folder)
+
+
+def test_settings_in_a_file_need_no_prefix(
+    folders: Folders, cases: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """Scripts that write `lora_adapter_metadata` themselves name peft's settings alone."""
+    case = cases("sd3.5")
+    file = LAYOUTS["diffusers"](case.trained, tmp_path / "mine")
+    about = {"lora_adapter_metadata": json.dumps({"r": 2, "lora_alpha": 6.0})}
+    save_file(load_file(file), file, metadata=about)
+    model = folders.load("sd3.5", lora={"rank": 2})
+    begin(model, file)
+    close(added(model), case.want)
+
+
 def test_a_smaller_rank_holds_it_only_if_nothing_is_lost(
     folders: Folders, cases: Callable[[str], Case], tmp_path: Path
 ) -> None:

@@ -17,11 +17,13 @@ from modelkit import edit, noise
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
-from flowrl.cost.architecture import find_folder
+from flowrl.cost.architecture import architecture_of, find_folder
 from flowrl.models.files.weights import weight_files
 from flowrl.models.loading import locate
 from flowrl.runs.export.export import write_pipeline
+from flowrl.runs.export.merge import merge_lora
 
 NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2", "flux2_klein"]
 
@@ -178,6 +180,33 @@ def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"names of files beside it, got '\.\./secret"):
         weight_files(tmp_path)
+
+
+def short(text: str) -> str:
+    return text[:12]
+
+
+DAMAGED = ["[" * 100_000, "[]", "3", '{"a": 1, "a": 2}', '{"transformer": []}']
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, '{"weight_map": {"a": [1]}}'], ids=short)
+def test_a_damaged_index_of_shards_is_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "diffusion_pytorch_model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError, match="not an index of weights"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=short)
+def test_a_damaged_index_of_a_pipeline_is_said(folders: Folders, tmp_path: Path, text: str) -> None:
+    """Where a LoRA is merged, a model exported, and a plan made without weights."""
+    base = copytree(folders["sd3.5"], tmp_path / "base")
+    (base / "model_index.json").write_text(text)
+    with pytest.raises(ModelError):
+        merge_lora(base, tmp_path / "none.safetensors", tmp_path / "merged")
+    with pytest.raises(ModelError):
+        write_pipeline(base, tmp_path, changes={"transformer": {"proj_out.weight": torch.ones}})
+    with pytest.raises(ModelError):
+        architecture_of(load_config("sd3/flow_grpo", [f"model.path={base}"]))
 
 
 def test_a_single_file_is_converted_once(

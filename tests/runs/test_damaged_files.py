@@ -15,7 +15,13 @@ from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, FlowRLError, RunError
 from flowrl.core.files import parse_json, read_json, shaped
 from flowrl.core.votes import questions, read_votes
-from flowrl.evaluation.suites.image_folder import read_lines, read_setting
+from flowrl.evaluation.suites.image_folder import (
+    image_path,
+    judge_of,
+    read_lines,
+    read_setting,
+    scored_line,
+)
 from flowrl.runs.folder import read_object, read_prompts, read_rows, read_verdicts
 from flowrl.runs.report.page import html_report
 from flowrl.runs.view.app import make_app
@@ -172,12 +178,23 @@ def test_what_a_vote_must_be(tmp_path: Path, change: dict[str, Any]) -> None:
 
 
 def test_a_score_of_a_suite_is_a_number(tmp_path: Path) -> None:
-    line = {"file": "a", "prompt": 0, "image": 0, "scores": {"s": 0.5, "t": None}}
+    """Also where the line's own digest fits."""
+    put(tmp_path / "setting.json", json.dumps({"rewards": {}}))
+    image = image_path(tmp_path, 0, 0)
+    image.parent.mkdir(parents=True)
+    image.write_bytes(b"an image")
+    name, judge = image.relative_to(tmp_path).as_posix(), judge_of(read_setting(tmp_path))
+
+    def scored(scores: Any) -> dict[str, Any]:
+        line = {"file": name, "prompt": 0, "image": 0, "scores": scores}
+        return scored_line(tmp_path, line, judge)
+
+    line = scored({"s": 0.5, "t": None})
     put(tmp_path / "scores.jsonl", json.dumps(line))
     assert read_lines(tmp_path) == {(0, 0): line}
-    cases: list[Any] = [{"s": "high"}, [], {"s": [1]}, {"s": True}]
+    cases: list[Any] = [{"s": "high"}, [], {"s": [1]}, {"s": True}, {"s": 10**400}]
     for scores in cases:
-        put(tmp_path / "scores.jsonl", json.dumps(line | {"scores": scores}))
+        put(tmp_path / "scores.jsonl", json.dumps(scored(scores)))
         with pytest.raises(FlowRLError, match=r"scores\.jsonl, line 1: expected the scores"):
             read_lines(tmp_path)
 

@@ -42,6 +42,8 @@ _ENDING = re.compile(
 )
 _MATRIX = {"A": "down", "B": "up", "down": "down", "up": "up"}
 _DORA = "DoRA, whose update has no fixed scale"
+# starts of peft's that take a part out of the base model's weights and train it
+_MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # what a part of a key's name says that is no LoRA of weights -> what it is
 _OTHERS = {
     r"dora_scale|lora_magnitude_vector": _DORA,
@@ -339,7 +341,7 @@ def _peft_settings(file: Path, about: Mapping[str, str]) -> dict[str, Any]:
     try:
         if "lora_adapter_metadata" in about:
             found = json.loads(about["lora_adapter_metadata"])
-            found = {name.partition(".")[2]: value for name, value in found.items()}
+            found = {name.rpartition(".")[2]: value for name, value in found.items()}
         elif file.name == PEFT_FILE and beside.is_file():
             where = str(beside)
             found = dict(json.loads(read_text(beside)))
@@ -353,6 +355,13 @@ def _peft_settings(file: Path, about: Mapping[str, str]) -> dict[str, Any]:
         raise ModelError(f"{where}: {_DORA}; expected LoRA")
     if found.get("peft_type", "LORA") != "LORA":
         raise ModelError(f"{where}: peft_type is {found['peft_type']!r}; expected LORA")
+    start = str(found.get("init_lora_weights")).lower()
+    if start.startswith(_MOVES_BASE):
+        raise ModelError(
+            f"{where}: init_lora_weights is {found['init_lora_weights']!r}, which moves the base "
+            "model's weights, too, so that the matrices alone add something else; save the adapter "
+            "as LoRA (peft: path_initial_model_for_weight_conversion)"
+        )
     if not all(map(is_finite_number, numbers)):
         raise ModelError(f"{where}: expected numbers for alpha, got {numbers}")
     found["alpha_pattern"] = found.get("alpha_pattern") or {}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from flowrl.core.errors import ModelError
-from flowrl.core.files import read_text
+from flowrl.core.files import parse_json, read_json
 
 STEMS = ("diffusion_pytorch_model", "model")  # of diffusers, of transformers
 ENDING, INDEX = ".safetensors", ".safetensors.index"
@@ -64,7 +63,8 @@ def _variants(folder: Path) -> dict[str, Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(read_text(index))["weight_map"].values()))
+        shape = dict[str, Any]
+        names = sorted(set(read_json(index, shape, error=ValueError)["weight_map"].values()))
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise ModelError(f"{index}: not an index of weights: {error}; copy it again") from error
     strange = [name for name in names if Path(str(name)).name != name]
@@ -88,7 +88,7 @@ def _first_numbers(file: Path) -> Iterator[tuple[str, str, bytes]]:
     try:
         with file.open("rb") as stored:
             length = int.from_bytes(stored.read(8), "little")
-            header = json.loads(stored.read(length))
+            header = parse_json(stored.read(length), str(file), error=ValueError)
             header.pop("__metadata__", None)
             for name, about in header.items():
                 begin, end = about["data_offsets"]

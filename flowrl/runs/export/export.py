@@ -20,7 +20,7 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
-from flowrl.core.files import replacing
+from flowrl.core.files import read_json, replacing
 from flowrl.core.types import FlowModel
 from flowrl.models.files.lora_names import Layer
 from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
@@ -441,7 +441,7 @@ def write_pipeline(
     in whole numbers, or if a part's name is no name of a folder.
     """
     # part by part; a name that leads elsewhere would be read, and written, there
-    index = json.loads((base / INDEX).read_text(encoding="utf-8"))
+    index = read_json(base / INDEX, dict[str, Any], error=ModelError)
     strange = [name for name in index if not re.fullmatch(r"\w+", name)]
     if strange:
         raise ModelError(
@@ -450,7 +450,7 @@ def write_pipeline(
     missing = {(part, name) for part, tensors in changes.items() for name in tensors}
     total = len(missing)
     for name, entry in index.items():
-        if not isinstance(entry, list) or entry[0] is None:
+        if not isinstance(entry, list) or entry[:1] in ([], [None]):
             continue
         if not (base / name).is_dir():
             index[name] = [None, None]
@@ -528,7 +528,7 @@ def _write_tensors(
 
 def _set_size(index: Path, files: Iterable[Path]) -> None:
     """Correct the number of bytes that the index of a network in several files tells."""
-    shards = json.loads(index.read_text(encoding="utf-8"))
+    shards = read_json(index, dict[str, Any], error=ModelError)
     total = 0
     for file in files:
         with safe_open(file, framework="pt") as stored:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.core.errors import ModelError, RunError
-from flowrl.core.files import read_text, replacing
+from flowrl.core.files import read_json, replacing
 from flowrl.models.files.lora_read import Update, read_lora
 from flowrl.models.loading import hollow_network, locate
 from flowrl.runs.export.export import INDEX, NETWORKS, SECOND, Change, write_pipeline
@@ -29,8 +29,14 @@ def merge_lora(base: str, lora: str, out: str) -> None:
         raise ModelError(f"{base}: expected the folder of a diffusers pipeline, with a {INDEX}")
     if target.exists():
         raise RunError(f"{target} is there already: name another folder")
-    index = json.loads(read_text(folder / INDEX))
-    parts = [name for name in (*NETWORKS, SECOND) if index.get(name) and index[name][1]]
+    index = read_json(folder / INDEX, dict[str, Any], error=ModelError)
+    entries = {name: index.get(name) for name in (*NETWORKS, SECOND)}
+    parts = [name for name, entry in entries.items() if isinstance(entry, list) and entry[1:]]
+    parts = [name for name in parts if isinstance(index[name][1], str) and index[name][1]]
+    if not parts:
+        raise ModelError(
+            f"{folder / INDEX}: expected one of {', '.join((*NETWORKS, SECOND))} in it"
+        )
     networks = {}
     for name in parts:
         prefix = f"{name}." if len(parts) > 1 else ""

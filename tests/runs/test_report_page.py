@@ -76,12 +76,13 @@ def test_a_story_of_everything(runs: list[Path]) -> None:
 
 
 def test_a_long_curve_is_thinned_to_means_of_equal_stretches() -> None:
-    """Of 0..999 in 100 stretches of ten: 4.5, 14.5, ... The NaN is left out of its mean."""
-    x = [float(i) for i in range(1000)]
+    """Of 0..1001 in stretches of 16: 7.5, 23.5, ..., and ten that are left: the mean of 992 to
+    1001. The NaN is left out of its mean."""
+    x = [float(i) for i in range(1002)]
     line = Series(numpy.array(x), numpy.array([math.nan, *x[1:]]))
     few = thinned(line, 100)
-    assert few.x.tolist() == [4.5 + 10 * i for i in range(100)]
-    assert few.y.tolist() == [5.0, *(4.5 + 10 * i for i in range(1, 100))]
+    assert few.x.tolist() == [*(7.5 + 16 * i for i in range(62)), 996.5]
+    assert few.y.tolist() == [8.0, *(7.5 + 16 * i for i in range(1, 62)), 996.5]
 
 
 def test_nothing_of_a_run_is_markup_or_comes_from_elsewhere(runs: list[Path]) -> None:

@@ -3,6 +3,7 @@
 const EVERY = 2000;
 const shell = { list: el("section", { id: "runs" }), told: el("div", { id: "told" }) };
 const known = new Map(); // id -> the newest story
+const marks = new Map(); // address -> mark of its last answer
 let chosen = new URLSearchParams(location.search).getAll("run");
 let drawnFor = "";
 
@@ -12,6 +13,7 @@ async function get(path, parameters) {
   const found = await answer.json();
   if (answer.status === 422) return { damaged: found.error };
   if (!answer.ok) throw new Error(found.error || `status ${answer.status}`);
+  marks.set(path, answer.headers.get("X-Known") || "");
   return found;
 }
 
@@ -75,18 +77,33 @@ function draw() {
   window.scrollTo(0, at);
 }
 
+// a story is told once; then what changed of it, and of curves the points that came
+function merged(before, found) {
+  if (found.damaged) return found;
+  const old = before && before.panels ? before : { panels: [] };
+  const panels = found.panels.map((panel) => ({ ...panel, lines: panel.lines.map((line) => {
+    if (!line.from) return line;
+    const had = old.panels.find((one) => one.title === panel.title).lines.find((one) => one.name === line.name);
+    return { ...line, x: [...had.x.slice(0, line.from), ...line.x], y: [...had.y.slice(0, line.from), ...line.y] };
+  }) }));
+  return { ...old, ...found.parts, panels, marks: found.marks, stamp: found.stamp };
+}
+
 let busy = false;
 async function look() {
   if (busy) return;
   busy = true;
   const state = document.getElementById("state");
   try {
-    listed(await get("/api/runs"));
+    const runs = await get("/api/runs", { known: marks.get("/api/runs") || "" });
+    if (runs) listed(runs);
     let changed = drawnFor !== chosen.join("\n");
     for (const id of chosen) {
       const before = known.get(id);
-      const found = await get("/api/story", { run: id, known: before && before.stamp ? before.stamp : "" });
-      if (found) { known.set(id, found); changed = true; }
+      const there = before && before.stamp;
+      const have = there ? JSON.stringify({ marks: before.marks, lengths: before.lengths }) : "";
+      const found = await get("/api/story", { run: id, known: there ? before.stamp : "", have });
+      if (found) { known.set(id, merged(before, found)); changed = true; }
     }
     if (changed) draw();
     state.textContent = "live";

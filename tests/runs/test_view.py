@@ -286,7 +286,13 @@ def test_the_live_page_in_a_browser(chromium: Any, home: Path) -> None:
         assert page.locator("#checkpoint").input_value() == "1"
         assert image.get_attribute("data-iteration") == "20"
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        assert "damaged" not in page.locator("#runs").inner_text()  # the message stands there
+        row = page.locator("tr[data-run='deep/b']").inner_text()
+        assert "✗ damaged" in row and "metrics.jsonl, line 1" in row
+        # a row is a link, and keeps its picture
+        page.locator("tr[data-run=a] td.state").click()
+        page.wait_for_url("**/?run=a")
+        page.wait_for_selector("figure.chart")
+        assert page.locator("tr[data-run=a] img").evaluate("image => image.naturalWidth") > 0
         assert visit.said == [] and visit.elsewhere(url) == []
 
 

@@ -52,6 +52,19 @@ STEPS = {
 }
 
 
+# what a panel answers
+BETTER, LEARNING, SAFE, SPEED = "Is it better?", "Is it learning?", "Is it safe?", "Time"
+GROUP_OF = {"reward": LEARNING, "reward_std": LEARNING, "zero_std": LEARNING, "lr": LEARNING}
+GROUP_OF |= {"prompt_entropy": LEARNING, "kl_share": LEARNING, "kl_weight": LEARNING}
+# metric -> key of the config that says where its monitor speaks, and on which side that is
+BANDS = {
+    "zero_std": ("monitors.zero_std.share", "above"),
+    "prompt_entropy": ("monitors.prompts.entropy", "below"),
+    "ratio_std": ("monitors.ratio.spread", "above"),
+    "clip_frac": ("monitors.ratio.clip", "above"),
+}
+
+
 class Series(NamedTuple):
     """One curve; NaN where nothing was measured."""
 
@@ -100,23 +113,36 @@ def json_numbers(values: Iterable[float]) -> list[float | None]:
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
 
 
-def panels(metrics: Rows, evals: Sequence[Evaluation], timing: Rows) -> list[Panel]:
-    """Return ``{"title", "of"?: log, "lines": [{"name", "x", "y", "low"?, "high"?}]}`` for each
-    panel that has something measured, long curves thinned. Raises RunError for a text in place of a
-    number."""
+def panels(
+    metrics: Rows,
+    evals: Sequence[Evaluation],
+    timing: Rows,
+    limits: Mapping[str, Any] | None = None,
+) -> list[Panel]:
+    """Return ``{"title", "group", "of"?: log, "band"?, "lines": [{"name", "x", "y", "low"?,
+    "high"?}]}`` for each panel that has something measured, long curves thinned. `limits` is the
+    run's config by dotted key: bands begin where its monitors speak. Raises RunError for a text in
+    place of a number."""
     found: list[Panel] = [_held_out(evals)] if evals else []
     for key, title in METRICS.items():
         lines = [_line("all", series(metrics, key))]
-        found.append({"title": title, "of": FROM_METRICS, "lines": lines})
+        panel = {"title": title, "of": FROM_METRICS, "group": GROUP_OF.get(key, SAFE)}
+        limit, side = BANDS.get(key, ("", ""))
+        value = (limits or {}).get(limit)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            panel["band"] = {"limit": float(value), "side": side}
+        found.append({**panel, "lines": lines})
     names = sorted({key for row in metrics for key in row if key.startswith("reward/")})
     if len(names) > 1:
         lines = [_line(name.partition("/")[2], series(metrics, name)) for name in names]
-        found.append({"title": "Each reward", "of": FROM_METRICS, "lines": lines})
+        found.append(
+            {"title": "Each reward", "group": LEARNING, "of": FROM_METRICS, "lines": lines}
+        )
     if timing:
         phases = list(dict.fromkeys(key for row in timing for key in row if key not in NO_PHASE))
         lines = [_line("total", series(timing, "total"))]
         lines += [_line(name, series(timing, name)) for name in phases]
-        found.append({"title": "Seconds by phase", "of": TIMING, "lines": lines})
+        found.append({"title": "Seconds by phase", "group": SPEED, "of": TIMING, "lines": lines})
     return [panel for panel in found if _measured(panel)]
 
 
@@ -182,7 +208,8 @@ def _held_out(evals: Sequence[Evaluation]) -> Panel:
         there = [row for row in evals if task in row.tasks]
         y = json_numbers(row.tasks[task].mean for row in there)
         lines.append({"name": task, "x": [float(row.iteration) for row in there], "y": y})
-    return {"title": f"Held-out {evals[-1].name} score", "lines": lines}
+    title = f"Held-out {evals[-1].name} score"
+    return {"title": title, "group": BETTER, "lines": lines}
 
 
 def _line(name: str, line: Series) -> dict[str, Any]:

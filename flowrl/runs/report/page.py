@@ -141,7 +141,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "table": before_after_rows(summary) if both else [],
         "findings": read_rows(run, FINDINGS),
         "doctor": _doctor(folder, config),
-        "panels": panels(metrics, evals, timing),
+        "panels": panels(metrics, evals, timing, config),
         "lengths": {METRICS: length(metrics), TIMING: length(timing)},
         "by_step": by_step(metrics),
         "histograms": histograms(read_rows(run, HISTOGRAMS)),

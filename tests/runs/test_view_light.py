@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browserkit import Visit, browser
 from reportkit import lines, make_run
+from serving import served
 from starlette.testclient import TestClient
 
 from flowrl.runs.folder import is_locked, lock, try_lock
@@ -236,3 +238,33 @@ def test_a_log_that_grows_is_read_on(tmp_path: Path) -> None:
     assert listing.lines()[0]["state"] == "damaged"
     (run / "metrics.jsonl").write_text("".join(rows[:12]))
     assert listing.lines()[0]["iterations"] == 12 and "error" not in listing.lines()[0]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_fifty_runs_in_a_browser(many: Path, width: int, scheme: str) -> None:
+    """One of them damaged; by keyboard from the search to a run and its curves."""
+    size = {"width": width, "height": 844}
+    with browser() as chromium, served(make_app(many, many / "votes")) as url:
+        visit = Visit(chromium, viewport=size, color_scheme=scheme)
+        page = visit.page
+        page.goto(url)
+        page.wait_for_function("document.querySelectorAll('tr[data-run]').length === 50")
+        page.wait_for_selector("tr.damaged")
+        assert "metrics.jsonl, line 1" in page.locator("tr.damaged").inner_text()
+        page.wait_for_function("!document.querySelector('tr.reading')")
+        row = page.locator("tr[data-run=run03]").inner_text()
+        assert "2000 of 4000" in row and "0.4 → 0.7 [0.68, 0.72] strict" in row
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.locator("#find-run").focus()
+        page.keyboard.type("run49")
+        assert page.locator("tr[data-run]:visible").count() == 1
+        page.keyboard.press("Tab")  # the box, then the link
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/?run=run49")
+        page.wait_for_selector("figure.chart")
+        headings = page.locator("#told h2").all_inner_texts()
+        assert headings[:4] == ["Is it better?", "Is it learning?", "Is it safe?", "Time"]
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert visit.said == [] and visit.elsewhere(url) == []

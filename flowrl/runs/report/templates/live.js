@@ -139,6 +139,7 @@ async function look() {
   try {
     const runs = await get("/api/runs", { known: marks.get("/api/runs") || "" });
     if (runs) listed(runs);
+    if (runs && runs.some((run) => run.reading)) setTimeout(look, 50); // the rest of them
     let changed = drawnFor !== chosen.join("\n");
     for (const id of chosen) {
       const before = known.get(id);

@@ -31,6 +31,7 @@ from flowrl.core.part import Part
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import FlowModel
 from flowrl.models.files.lora_read import LORA_FILE
+from flowrl.runs.best import score_of
 from flowrl.runs.evaluate import evaluate, given_sources, sample_all
 from flowrl.runs.export.export import HasPipeline, export
 from flowrl.runs.folder import CONFIG, EVALS, EXPORT, REPORT, SUMMARY, read_object, read_rows
@@ -41,7 +42,6 @@ from flowrl.runs.open_run import (
     Which,
     best_checkpoint,
     load_run,
-    score_of,
 )
 from flowrl.runs.report.page import html_report
 from flowrl.runs.train import train

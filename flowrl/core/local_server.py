@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import delete, is_stdout, write_json
-from flowrl.core.installation import install
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -121,13 +120,13 @@ def json_response(value: Any, status: int = 200, headers: Any = None) -> Respons
 
 
 def import_uvicorn() -> Any:
-    """Import what the extra `serve` brings. Raises ConfigError."""
+    """Import what serves the pages. Raises ConfigError."""
     try:
         import starlette.applications  # noqa: F401
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            f"serve: needs starlette and uvicorn: {install('serve')} ({error})"
+            f"serve: needs starlette and uvicorn: pip install starlette uvicorn ({error})"
         ) from error
     return uvicorn
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import binomtest, norm
-from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.evaluation.crossed_errors import (
@@ -23,6 +21,9 @@ from flowrl.evaluation.crossed_errors import (
     verdicts,
     weights_of,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Z95 = float(norm.ppf(0.975))  # the normal quantile of a two-sided 95 % interval
 
@@ -51,7 +52,7 @@ def summarize_scores(
     ends = (0.0, 1.0) if verdicts(scores) else (-math.inf, math.inf)
     tasks: dict[str, Any] = {}
     for tag, task in found["tasks"].items():
-        mine = values[torch.tensor([own == tag for own in tags])].double()
+        mine = values[[own == tag for own in tags]].double()
         interval = _within(task["interval"], ends)
         tasks[tag] = {"mean": mine.mean().item(), "interval": interval, "images": len(mine)}
     return {
@@ -76,15 +77,15 @@ def summarize_apart(
     marks = held.tolist()
     with_mark = {tag for tag, mark in zip(tags, marks, strict=True) if mark}
     without = {tag for tag, mark in zip(tags, marks, strict=True) if not mark}
-    common = torch.tensor([tag in with_mark & without for tag in tags])
-    if not common.any():
+    common = with_mark & without
+    if not common:
         return {}
     out = {}
-    for name, chosen in (("seen", common & ~held), ("held_out", common & held)):
-        places = chosen.nonzero()[:, 0].tolist()
+    for name, wanted in (("seen", False), ("held_out", True)):
+        places = [i for i, mark in enumerate(marks) if mark == wanted and tags[i] in common]
         own = [tags[i] for i in places]
         prompts = [rows[i] for i in places]
-        out[name] = summarize_scores(values[chosen], own, prompts)
+        out[name] = summarize_scores(values[places], own, prompts)
     return out
 
 

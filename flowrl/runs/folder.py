@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ SOURCES = "sources.png"  # a strip of what they start from, where they do
 CHECKPOINTS = "checkpoints"
 # what is written at the end
 SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
+RESULT = "result.json"  # of a run of a comparison, in place of a summary
 # beside them
 DOCTOR = "doctor.json"  # what `flowrl doctor --run` left
 TENSORBOARD, EXPORT = "tensorboard", "export"
@@ -135,18 +137,30 @@ def read_rows(run: RunPath, name: str) -> Rows:
     file and line.
     """
     path = Path(run) / name
+    return parse_rows(read_bytes(path).splitlines(keepends=True), path)
+
+
+def read_bytes(path: Path, start: int = 0) -> bytes:
+    """Read a log from a byte on; nothing of one that is not there. Raises RunError."""
     try:
         if path.is_fifo():
             raise OSError("it is a pipe, not a file")
-        lines = path.read_bytes().splitlines(keepends=True)
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def parse_rows(lines: Sequence[bytes], path: Path, before: int = 0) -> Rows:
+    """Parse lines of a log as `read_rows` does; `before` of them stand above these."""
     # each line by itself, so that a mistake is named; scores are read by those who know of NaN
-    rows, constants, shape = [], name in (EVALS, EARLIER_EVALS), SHAPES.get(name)
+    name, rows = path.name, list[dict[str, Any]]()
+    constants, shape = name in (EVALS, EARLIER_EVALS), SHAPES.get(name)
     for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
+        where = f"{path}, line {before + number}"
         try:
             row = parse_json(line, "the line", error=ValueError, constants=constants)
         except ValueError as error:
@@ -396,6 +410,7 @@ def _short(line: bytes) -> str:
 
 
 LOCK = ".lock"
+LOOKS, LOOK = 5, 0.01  # how often a lock is tried again, and the seconds in between
 # what a file system answers that knows no locks
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -468,12 +483,17 @@ def try_lock(folder: Path) -> FolderLock | None:
             return try_lock(folder)
         reason = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror
         raise RunError(f"cannot write to the run folder {folder}: {reason or error}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(handle)
-            return None
+    taken = _flock(handle, fcntl.LOCK_EX)
+    # who only looks holds it for a moment
+    for _ in range(LOOKS):
+        if taken is not False:
+            break
+        time.sleep(LOOK)
+        taken = _flock(handle, fcntl.LOCK_EX)
+    if taken is False:
+        os.close(handle)
+        return None
+    if taken is None:
         made = []  # without locks somebody else may work in it
     # who had it before may have removed the folder since its file was opened
     if not _is_file(handle, folder / LOCK):
@@ -484,6 +504,37 @@ def try_lock(folder: Path) -> FolderLock | None:
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
     return FolderLock(handle, made)
+
+
+def _flock(handle: int, kind: int) -> bool | None:
+    """Take a lock of an open file, without waiting -> whether it was free; None where the file
+    system knows no locks."""
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _NO_LOCKS else False
+    return True
+
+
+def is_locked(folder: Path) -> bool:
+    """Say whether a process works in a folder. Nothing is written, and no file of it is made.
+
+    Where the file system knows no locks, the process that ``.lock`` names must be of this machine.
+    """
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        free = _flock(handle, fcntl.LOCK_SH)
+        if free is not None:
+            return not free
+        number = os.read(handle, 32).decode("ascii", "replace").strip()
+        return number.isdecimal() and os.path.exists(f"/proc/{number}")
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
 
 
 def _is_file(handle: int, path: Path) -> bool:

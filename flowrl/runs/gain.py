@@ -6,12 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from flowrl.core.files import is_finite_number
-from flowrl.evaluation.statistics import paired_difference
+from flowrl.runs.best import best_first, score_of
 from flowrl.runs.folder import EVALS, RunPath, read_rows
-from flowrl.runs.open_run import best_first, score_of
 
 EXACT = 1e-4  # means of prompts are kept with six digits
 
@@ -89,6 +86,10 @@ def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
     tags, one, two = _pairs(first.get("by_prompt"), last.get("by_prompt"))
     change, interval = after - before, None
     if len(tags) > 1:
+        import numpy as np
+
+        from flowrl.evaluation.statistics import paired_difference  # by scipy
+
         later, earlier = np.array(two, float)[:, None], np.array(one, float)[:, None]
         found = paired_difference(later, earlier, tags)
         change, ends = found["difference"], found["interval"]

@@ -23,6 +23,7 @@ from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.evaluation.velocity_drift import velocity_drift
 from flowrl.evaluation.video_files import save_film
+from flowrl.runs.best import best_iteration
 from flowrl.runs.evaluate import (
     eval_weights,
     evaluate,
@@ -50,7 +51,6 @@ from flowrl.runs.folder import (
 )
 from flowrl.runs.log import Log
 from flowrl.runs.monitors.watch import Watch
-from flowrl.runs.open_run import best_iteration
 from flowrl.runs.report.samples import run_grid, sample_files
 from flowrl.runs.start_run import train_command
 from flowrl.runs.stop import Interrupted, StopSignal

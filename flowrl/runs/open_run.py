@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.config.overrides import text_override
 from flowrl.core.abilities import stays
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.files import is_finite_number
 from flowrl.core.identity import Facts
 from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.evaluation.contents import drawing_content
+from flowrl.runs.best import best_first
 from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
@@ -27,7 +27,6 @@ from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.run import build_model, use_threads
 from flowrl.training.weights import Weights, put_saved
 
-Row = Mapping[str, Any]
 Which = int | str | None
 Check = Callable[[Config], object]
 """Looks at a config before its model is loaded, and raises what must be mended first."""
@@ -36,35 +35,6 @@ BEST, LAST = "best", "last"
 
 def pass_all(config: Config) -> None:
     """Find nothing to mend."""
-
-
-def score_of(row: Row) -> float | None:
-    """Return the headline score of an evaluation; None where it has none, or no finite one."""
-    value: Any = row.get(str(row.get("score")))
-    return float(value) if is_finite_number(value) else None
-
-
-def best_first(rows: Sequence[Row]) -> list[Row]:
-    """Sort the evaluations after training began by score, the best first; of equals the earlier.
-
-    Only those of the last one's score count, since a run that goes on may be given another. Those
-    of a comparison, which is about the end of a budget, do not.
-    """
-    rows = [row for row in rows if "marks" not in row]
-    if not rows:
-        return []
-    name = rows[-1].get("score")
-    known = []
-    for row in rows:
-        if row["iteration"] > 0 and row.get("score") == name and score_of(row) is not None:
-            known.append(row)
-    return sorted(known, key=lambda row: (-(score_of(row) or 0.0), row["iteration"]))
-
-
-def best_iteration(rows: Sequence[Row]) -> int | None:
-    """Return the iteration of the best evaluation; None before there is one."""
-    found = best_first(rows)
-    return int(found[0]["iteration"]) if found else None
 
 
 def best_checkpoint(run: Path) -> Path | None:

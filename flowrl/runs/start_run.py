@@ -23,6 +23,7 @@ from flowrl.core.processes import world
 from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.runs.best import score_of
 from flowrl.runs.evaluate import eval_weights, evaluate, guidance_of, probe_of
 from flowrl.runs.folder import (
     CONFIG,
@@ -44,7 +45,6 @@ from flowrl.runs.folder import (
     write_evals,
 )
 from flowrl.runs.given_lists import listed_in, moved_along
-from flowrl.runs.open_run import score_of
 from flowrl.runs.trusted_plugins import trust
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer

@@ -18,6 +18,7 @@ from flowrl.core.part import Part
 from flowrl.core.processes import launched
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.statistics import decided_by
+from flowrl.runs.best import score_of
 from flowrl.runs.folder import (
     CONFIG,
     CURVES,
@@ -37,7 +38,7 @@ from flowrl.runs.given_lists import lists_kept
 from flowrl.runs.log import Log, RunLogger, Silence, check_trackers, headline_label
 from flowrl.runs.milestones import Checkpoints, Milestones, rescued
 from flowrl.runs.monitors.watch import Watch
-from flowrl.runs.open_run import best_checkpoint, score_of
+from flowrl.runs.open_run import best_checkpoint
 from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import before_after_table, best_line, html_report
 from flowrl.runs.report.style import save_figure

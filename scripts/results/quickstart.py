@@ -24,8 +24,8 @@ import numpy as np
 
 from flowrl.core.files import write_json
 from flowrl.evaluation.crossed_errors import crossed
+from flowrl.runs.best import score_of
 from flowrl.runs.folder import ENVIRONMENT, EVALS, SUMMARY, TIMING, read_object, read_rows
-from flowrl.runs.open_run import score_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ("eval", "save", "samples")  # phases that are not of an iteration

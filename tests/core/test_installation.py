@@ -62,7 +62,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
     files = [*(ROOT / "flowrl").rglob("*.py"), *(ROOT / "rewards").rglob("*.py")]
     sources = (file.read_text(encoding="utf-8") for file in files)
     named = {name for text in sources for name in re.findall(r"install\(['\"](\w+)['\"]\)", text)}
-    assert {"hub", "metrics", "ocr", "pairs", "quant", "serve"} <= named
+    assert {"hub", "metrics", "ocr", "pairs", "quant"} <= named
     assert named <= {*project["optional-dependencies"]}
 
 

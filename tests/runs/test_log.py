@@ -19,6 +19,7 @@ from toykit import toy
 
 from flowrl.core.errors import RunError
 from flowrl.runs import log as log_module
+from flowrl.runs.best import best_iteration
 from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
@@ -30,7 +31,6 @@ from flowrl.runs.folder import (
     read_rows,
 )
 from flowrl.runs.log import RunLogger
-from flowrl.runs.open_run import best_iteration
 from flowrl.runs.train import train
 
 

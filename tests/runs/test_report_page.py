@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from browserkit import Visit, browser
 from reportkit import lines, make_run
 from starlette.testclient import TestClient
 
+from flowrl.config.load import flat
+from flowrl.config.sections import MonitorsConfig
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import save_strip
 from flowrl.runs.report import samples
-from flowrl.runs.report.columns import Series, thinned
+from flowrl.runs.report.columns import BANDS, Series, thinned
 from flowrl.runs.report.page import html_report, story
 from flowrl.runs.view.app import make_app
 
@@ -75,13 +78,31 @@ def test_a_story_of_everything(runs: list[Path]) -> None:
     assert "Seconds by phase" in titles and "Learning rate" not in titles
 
 
+def test_bands_begin_where_the_runs_monitors_speak(tmp_path: Path) -> None:
+    run = detailed(tmp_path / "run")
+    (run / "config.yaml").write_text("monitors: {zero_std: {share: 0.8}, ratio: {clip: true}}\n")
+    panels = {panel["title"]: panel for panel in story(run)["panels"]}
+    zero = panels["Groups without spread (zero std)"]
+    assert zero["band"] == {"limit": 0.8, "side": "above"}
+    assert zero["group"] == panels["Training reward"]["group"] == "Is it learning?"
+    assert panels["Held-out strict score"]["group"] == "Is it better?"
+    assert (
+        panels["Gradient norm"]["group"] == "Is it safe?" and "band" not in panels["Gradient norm"]
+    )
+    assert panels["Seconds by phase"]["group"] == "Time"
+    # every band is that of a setting that there is
+    known = flat(asdict(MonitorsConfig()), "monitors")
+    assert {key for key, _ in BANDS.values()} <= set(known)
+
+
 def test_a_long_curve_is_thinned_to_means_of_equal_stretches() -> None:
-    """Of 0..999 in 100 stretches of ten: 4.5, 14.5, ... The NaN is left out of its mean."""
-    x = [float(i) for i in range(1000)]
+    """Of 0..1001 in stretches of 16: 7.5, 23.5, ..., and ten that are left: the mean of 992 to
+    1001. The NaN is left out of its mean."""
+    x = [float(i) for i in range(1002)]
     line = Series(numpy.array(x), numpy.array([math.nan, *x[1:]]))
     few = thinned(line, 100)
-    assert few.x.tolist() == [4.5 + 10 * i for i in range(100)]
-    assert few.y.tolist() == [5.0, *(4.5 + 10 * i for i in range(1, 100))]
+    assert few.x.tolist() == [*(7.5 + 16 * i for i in range(62)), 996.5]
+    assert few.y.tolist() == [8.0, *(7.5 + 16 * i for i in range(1, 62)), 996.5]
 
 
 def test_nothing_of_a_run_is_markup_or_comes_from_elsewhere(runs: list[Path]) -> None:

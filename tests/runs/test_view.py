@@ -55,7 +55,8 @@ def test_what_is_listed_and_told(client: TestClient, home: Path) -> None:
     assert listed["a"]["iterations"] == 45 and listed["a"]["score"] == 0.7
     assert listed["deep/b"]["state"] == "damaged" and "line 1" in listed["deep/b"]["error"]
     told = client.get("/api/story", params={"run": "a"}).json()
-    assert told["samples"]["iterations"] == [0, 20, 40]
+    assert told["parts"]["samples"]["iterations"] == [0, 20, 40]
+    assert client.get("/api/samples", params={"run": "a"}).json() == [0, 20, 40]
     known = {"run": "a", "known": told["stamp"]}
     assert client.get("/api/story", params=known).status_code == 204
     with (home / "a" / "metrics.jsonl").open("a") as file:
@@ -285,7 +286,13 @@ def test_the_live_page_in_a_browser(chromium: Any, home: Path) -> None:
         assert page.locator("#checkpoint").input_value() == "1"
         assert image.get_attribute("data-iteration") == "20"
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        assert "damaged" not in page.locator("#runs").inner_text()  # the message stands there
+        row = page.locator("tr[data-run='deep/b']").inner_text()
+        assert "✗ damaged" in row and "metrics.jsonl, line 1" in row
+        # a row is a link, and keeps its picture
+        page.locator("tr[data-run=a] td.state").click()
+        page.wait_for_url("**/?run=a")
+        page.wait_for_selector("figure.chart")
+        assert page.locator("tr[data-run=a] img").evaluate("image => image.naturalWidth") > 0
         assert visit.said == [] and visit.elsewhere(url) == []
 
 

@@ -33,6 +33,7 @@ from flowrl.runs.folder import (
     CONFIG,
     EVALS,
     METRICS,
+    RESULT,
     left_of,
     read_rows,
     what_is_there,
@@ -42,7 +43,7 @@ from flowrl.training import checkpoint
 from flowrl.training.method import TRAINED_CALLS
 from flowrl.training.trainer import Trainer
 
-CLAIM, RESULT = "claim.json", "result.json"
+CLAIM = "claim.json"
 TRACED = ("reward", "accuracy", "ratio_std", "clip_frac", "diversity", "grad_norm")
 MOST = 50  # points of a stored trajectory
 

@@ -17,7 +17,6 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, save_png
 from flowrl.runs.compare.budgets import (
-    RESULT,
     Budgets,
     TimeLeft,
     different,
@@ -38,7 +37,7 @@ from flowrl.runs.compare.result_file import (
 )
 from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_result
 from flowrl.runs.compare.tables import markdown, power_before
-from flowrl.runs.folder import lock, read_object
+from flowrl.runs.folder import RESULT, lock, read_object
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer

@@ -25,7 +25,6 @@ from flowrl.evaluation.contents import judged_content
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     CLAIM,
-    RESULT,
     Budgets,
     Prices,
     Spent,
@@ -45,6 +44,7 @@ from flowrl.runs.folder import (
     CONFIG,
     EVALS,
     PROMPTS,
+    RESULT,
     VERDICTS,
     check_lines,
     left_of,

@@ -31,9 +31,9 @@ import transformers
 from flowrl.config.load import Config, load_config
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
+from flowrl.runs.compare.budgets import Budgets, check_same_run
 from flowrl.runs.compare.one_run import Judged, spend
-from flowrl.runs.folder import lock
+from flowrl.runs.folder import RESULT, lock
 from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
 from flowrl.training.run import OverlapWarning
 

@@ -25,8 +25,8 @@ from flowrl.config.sections import (
 )
 from flowrl.core.files import write_text
 from flowrl.evaluation.reward_metrics import LOOKS
+from flowrl.runs.best import Row, best_first, score_of
 from flowrl.runs.folder import FINDINGS, Rows, read_rows
-from flowrl.runs.open_run import Row, best_first, score_of
 
 
 class Alarm(NamedTuple):

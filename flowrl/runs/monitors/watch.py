@@ -9,6 +9,7 @@ from typing import Any
 
 from flowrl.config.sections import AdaptiveKl
 from flowrl.core.errors import CheckpointError
+from flowrl.runs.best import Row, score_of
 from flowrl.runs.log import Log
 from flowrl.runs.monitors.alarms import (
     ALARMS,
@@ -21,7 +22,6 @@ from flowrl.runs.monitors.alarms import (
     look,
     plateau,
 )
-from flowrl.runs.open_run import Row, score_of
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint_state import MOST_KL
 from flowrl.training.run import kl_factor, lr_factor

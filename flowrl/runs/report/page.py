@@ -26,6 +26,7 @@ from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
     HISTOGRAMS,
+    METRICS,
     SUMMARY,
     TIMING,
     Evaluation,
@@ -39,7 +40,7 @@ from flowrl.runs.folder import (
     read_rows,
 )
 from flowrl.runs.gain import base_is_best, run_gain
-from flowrl.runs.report.columns import by_step, histograms, panels
+from flowrl.runs.report.columns import by_step, histograms, length, panels
 from flowrl.runs.report.samples import BUDGET, samples
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -119,11 +120,12 @@ def _tell_apart(stories: Sequence[dict[str, Any]], runs: Sequence[RunPath]) -> N
             found["name"] = str(run)
 
 
-def story(run: RunPath) -> dict[str, Any]:
+def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
     """Return what is known of a run but its images; what it lacks is empty.
 
-    Without summary.json the first and the last evaluation are compared. Raises RunError if the
-    folder is no run or a file in it is damaged.
+    Without summary.json the first and the last evaluation are compared. `verdict` is that of
+    `verdict_of`, where it is known. Raises RunError if the folder is no run or a file in it is
+    damaged.
     """
     # files of the run; an unfinished one has no summary yet
     folder, metrics = Path(run), read_metrics(run)
@@ -133,13 +135,14 @@ def story(run: RunPath) -> dict[str, Any]:
     # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
-        "verdict": _verdict(folder),
+        "verdict": verdict_of(folder) if verdict is None else [*verdict],
         "facts": _facts(summary, len(metrics), config),
         "finished": "finished" in summary,
         "table": before_after_rows(summary) if both else [],
         "findings": read_rows(run, FINDINGS),
         "doctor": _doctor(folder, config),
-        "panels": panels(metrics, evals, timing),
+        "panels": panels(metrics, evals, timing, config),
+        "lengths": {METRICS: length(metrics), TIMING: length(timing)},
         "by_step": by_step(metrics),
         "histograms": histograms(read_rows(run, HISTOGRAMS)),
         "config": {key: _text(value) for key, value in config.items()},
@@ -148,8 +151,9 @@ def story(run: RunPath) -> dict[str, Any]:
     }
 
 
-def _verdict(folder: Path) -> list[str]:
-    """Say what training changed on the test prompts, and where the base model stays the best."""
+def verdict_of(folder: Path) -> list[str]:
+    """Say what training changed on the test prompts, and where the base model stays the best.
+    Raises RunError for a damaged log."""
     found = run_gain(folder)
     return [line for line in (found.sentence if found else "", base_is_best(folder)) if line]
 

@@ -155,6 +155,15 @@ def sample_as_png(run: RunPath, iteration: int, place: int) -> bytes:
     return _png(image[place])
 
 
+def thumbnail(run: RunPath, iteration: int, side: int = 96) -> bytes:
+    """Return the first sample of an iteration as WebP, small. Raises RunError where there is
+    none."""
+    image = strip_of(run, iteration)[0]
+    # of a film its first frame
+    image = image.crop((0, 0, min(image.width, 2 * image.height), image.height))
+    return _webp(image, side, QUALITIES[1])
+
+
 def source_as_png(run: RunPath, place: int, which: int) -> bytes:
     """Return one of the images that a prompt's samples start from as PNG. Raises RunError where
     there is none."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
-import math
-import os
 import re
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,96 +29,13 @@ from flowrl.core.local_server import (
     read_token,
     url,
 )
-from flowrl.runs.folder import (
-    CONFIG,
-    ENVIRONMENT,
-    EVALS,
-    METRICS,
-    SAMPLES,
-    SUMMARY,
-    number_or_nan,
-    read_evals,
-    read_object,
-    read_rows,
-)
-from flowrl.runs.report.page import SCRIPTS, source, story, template_environment
-from flowrl.runs.report.samples import sample_as_png, sample_index, source_as_png
+from flowrl.runs.report.page import SCRIPTS, source, template_environment
+from flowrl.runs.report.samples import sample_as_png, sample_files, source_as_png, thumbnail
 from flowrl.runs.view.ballots import Booth, Side
+from flowrl.runs.view.listing import Listing, find_runs, stamp, stamps
+from flowrl.runs.view.stories import Stories
 
 PORT = 8322
-
-
-DEEP, MOST = 4, 500  # folders below the given one; runs
-FRESH = 120.0  # seconds since the last line, after which a run no longer counts as training
-
-
-def find_runs(folder: Path) -> dict[str, Path]:
-    """Return {path as seen from `folder`: run folder} of all runs in and below it, sorted; links
-    are not followed, and inside a run nothing is looked for."""
-    found: dict[str, Path] = {}
-    for here, below, files in os.walk(folder):
-        path = Path(here)
-        depth = len(path.relative_to(folder).parts)
-        begun = CONFIG in files and ENVIRONMENT in files
-        if begun or {METRICS, EVALS} & {*files}:
-            found[path.relative_to(folder).as_posix()] = path
-            below.clear()
-        elif depth >= DEEP:
-            below.clear()
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        if len(found) >= MOST:
-            break
-    return dict(sorted(found.items()))
-
-
-def stamp(run: Path) -> str:
-    """Return a text that changes whenever something is written into a run."""
-    seen = []
-    for path in [run, run / SAMPLES, *sorted(run.glob("*.json*")), run / CONFIG]:
-        try:
-            about = path.stat()
-        except OSError:
-            continue
-        seen.append((path.name, about.st_mtime_ns, about.st_size))
-    return f"{hash(tuple(seen)) & (2**63 - 1):016x}"
-
-
-def summary_of(name: str, run: Path) -> dict[str, Any]:
-    """Return a line of the list of runs; what cannot be read is said in it."""
-    found: dict[str, Any] = {"id": name, "stamp": stamp(run), "iterations": 0, "score": None}
-    try:
-        metrics, evals = read_rows(run, METRICS), read_rows(run, EVALS)
-        scores = [row.total.mean for row in read_evals(run)]
-        reward = number_or_nan(metrics[-1].get("reward") if metrics else None, "reward")
-        if (run / SUMMARY).exists():
-            read_object(run, SUMMARY)
-    except (FlowRLError, OSError) as error:
-        return {**found, "error": str(error), "state": "damaged"}
-    if metrics:
-        found["iterations"], found["reward"] = metrics[-1]["iteration"] + 1, _finite(reward)
-    known = [score for score in scores if math.isfinite(score)]
-    if evals:
-        found["scored_by"] = evals[-1]["score"]
-    if known:
-        found["before"], found["score"] = known[0], known[-1]
-    found["state"] = _state(run)
-    return found
-
-
-def _finite(value: float) -> float | None:
-    """Return a number as JSON has it."""
-    return value if math.isfinite(value) else None
-
-
-def _state(run: Path) -> str:
-    """Say whether a run is done, still writes, or has stopped in between."""
-    if (run / SUMMARY).is_file():
-        return "done"
-    newest = 0.0
-    for name in (METRICS, EVALS, CONFIG):
-        with contextlib.suppress(OSError):  # another process may just have taken it away
-            newest = max(newest, (run / name).stat().st_mtime)
-    return "training" if time.time() - newest < FRESH else "stopped"
 
 
 if TYPE_CHECKING:
@@ -165,7 +80,9 @@ def make_app(folder: Path, box: Path, token: bytes = b"") -> Starlette:
         Route("/files/{name}", here.guard(here.file)),
         Route("/api/runs", here.guard(here.runs)),
         Route("/api/story", here.guard(here.story)),
+        Route("/api/samples", here.guard(here.samples)),
         Route("/api/image", here.guard(here.image)),
+        Route("/api/thumbnail", here.guard(here.thumbnail)),
         Route("/api/source", here.guard(here.start)),
         Route("/api/ballot", here.guard(here.ballot), methods=["POST"]),
         Route("/api/side", here.guard(here.side)),
@@ -180,6 +97,7 @@ class _Handlers:
 
     def __init__(self, folder: Path, booth: Booth, token: bytes) -> None:
         self.folder, self.booth, self.token = folder, booth, token
+        self.listing, self.stories = Listing(folder), Stories()
 
     def guard(self, handler: Handler) -> Handler:
         """Check who asks before anything is read, and turn failures into JSON."""
@@ -251,28 +169,35 @@ class _Handlers:
         return Response(status_code=204)
 
     async def runs(self, request: Request) -> Response:
-        """List the runs."""
+        """List the runs, unless the list is as the asker knows it."""
+        from starlette.responses import Response
 
-        def look() -> list[dict[str, Any]]:
-            return [summary_of(name, run) for name, run in find_runs(self.folder).items()]
-
-        return json_response(await asyncio.to_thread(look))
+        lines = await asyncio.to_thread(self.listing.lines)
+        answer = json_response(lines)
+        tag = hashlib.blake2b(answer.body, digest_size=8).hexdigest()
+        if request.query_params.get("known") == tag:
+            return Response(status_code=204)
+        answer.headers["X-Known"] = tag
+        return answer
 
     async def story(self, request: Request) -> Response:
-        """Tell a run, unless it is as the asker knows it."""
+        """Tell what is new of a run, for one who knows what was there at a stamp: "have" says what
+        `Stories.changes` needs of it."""
         from starlette.responses import Response
 
         name = request.query_params.get("run", "")
-        run, now = await self._run(name), ""
-        now = await asyncio.to_thread(stamp, run)
+        run = await self._run(name)
+        now = stamp(await asyncio.to_thread(stamps, run))
         if request.query_params.get("known") == now:
             return Response(status_code=204)
+        have = request.query_params.get("have", "")
+        told = await asyncio.to_thread(self.stories.changes, name, run, have)
+        return json_response({**told, "stamp": now})
 
-        def look() -> dict[str, Any]:
-            whole = story(run)
-            return {**whole, "name": name, "id": name, "stamp": now, "samples": sample_index(run)}
-
-        return json_response(await asyncio.to_thread(look))
+    async def samples(self, request: Request) -> Response:
+        """List the iterations of which a run has samples."""
+        run = await self._run(request.query_params.get("run", ""))
+        return json_response(sorted(await asyncio.to_thread(sample_files, run)))
 
     async def image(self, request: Request) -> Response:
         """Answer with one sample as PNG."""
@@ -282,6 +207,14 @@ class _Handlers:
         iteration = _whole(request, "iteration")
         png = await asyncio.to_thread(sample_as_png, run, iteration, _whole(request, "place"))
         return Response(png, media_type="image/png")
+
+    async def thumbnail(self, request: Request) -> Response:
+        """Answer with a small picture of a run's first sample."""
+        from starlette.responses import Response
+
+        run = await self._run(request.query_params.get("run", ""))
+        small = await asyncio.to_thread(thumbnail, run, _whole(request, "iteration"))
+        return Response(small, media_type="image/webp")
 
     async def start(self, request: Request) -> Response:
         """Answer with one of the images that a sample starts from as PNG."""

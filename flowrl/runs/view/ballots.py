@@ -29,9 +29,9 @@ from flowrl.core.votes import (
     pair_of,
     read_votes,
 )
-from flowrl.evaluation.statistics import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, PROMPTS, SAMPLES, read_object, read_prompts
 from flowrl.runs.report.samples import sample_keys, source_tiles, strip_of
+from flowrl.runs.view.apart import strengths
 
 KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5}
@@ -172,7 +172,7 @@ class Booth:
                 every.append(vote)
         results = [(vote["name_0"], vote["name_1"], float(vote["label_0"])) for vote in every]
         names = sorted({name for one, two, _ in results for name in (one, two)}, key=_natural)
-        return [_plain(found) for found in bradley_terry(results, names)] if names else []
+        return strengths(results, names) if names else []
 
     def _pairs(
         self, one: Side, two: Side, runs: Mapping[str, Path]
@@ -243,12 +243,3 @@ def _noise(run: Path) -> Any:
 def _natural(name: str) -> tuple[str, int]:
     run, _, iteration = name.rpartition("@")
     return run, int(iteration) if iteration.isdecimal() else 0
-
-
-def _plain(found: Strength) -> dict[str, Any]:
-    """Return a strength as JSON has it: no NaN."""
-    share, low, high = found.share()
-    values = {"score": found.score, "low": found.low, "high": found.high}
-    values |= {"share": share, "share_low": low, "share_high": high}
-    known = {key: None if value != value else round(value, 4) for key, value in values.items()}
-    return {"name": found.name, "votes": found.votes, **known}

@@ -11,6 +11,14 @@ function ticks(low, high, count) {
   return found;
 }
 
+// as many digits as tell neighbouring ticks apart
+function tickText(value, wide) {
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return short(value);
+  const digits = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(wide))));
+  return String(Number(value.toFixed(digits)));
+}
+
 function span(values) {
   const known = values.filter((value) => value !== null && value !== undefined);
   if (!known.length) return [0, 1];
@@ -20,7 +28,8 @@ function span(values) {
 }
 
 // lines: [{name, color, x, y, low?, high?, faint?}]
-function lineChart(title, lines) {
+// band: {limit, side}: where a monitor speaks
+function lineChart(title, lines, band) {
   const [x0, x1] = span(lines.flatMap((line) => line.x));
   const whiskers = lines.flatMap((line) => [...(line.low || []), ...(line.high || [])]);
   let [y0, y1] = span([...lines.flatMap((line) => line.y), ...whiskers]);
@@ -31,7 +40,12 @@ function lineChart(title, lines) {
   const plot = svg("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": `${title} over the iterations` });
   for (const y of ticks(y0, y1, 4)) {
     plot.append(svg("line", { class: "rule", x1: BOX.left, x2: BOX.width - BOX.right, y1: py(y), y2: py(y) }));
-    plot.append(svg("text", { class: "tick", x: BOX.left - 6, y: py(y) + 3, "text-anchor": "end" }, short(y)));
+    plot.append(svg("text", { class: "tick", x: BOX.left - 6, y: py(y) + 3, "text-anchor": "end" }, tickText(y, y1 - y0)));
+  }
+  if (band) {
+    // the healthy side is tinted, as far as it is in sight
+    const edge = Math.min(Math.max(band.limit, y0), y1), top = band.side === "above" ? edge : y1, foot = band.side === "above" ? y0 : edge;
+    plot.append(svg("rect", { class: "healthy", x: BOX.left, width: BOX.width - BOX.left - BOX.right, y: py(top), height: Math.max(0, py(foot) - py(top)) }));
   }
   for (const x of ticks(x0, x1, 5)) {
     if (x === Math.round(x)) plot.append(svg("text", { class: "tick", x: px(x), y: BOX.height - 8, "text-anchor": "middle" }, short(x)));
@@ -70,7 +84,7 @@ function lineChart(title, lines) {
     reading.replaceChildren(el("b", {}, `iteration ${short(x)}`), ...parts);
   };
   const frame = el("figure", { class: "chart", tabindex: "0", "aria-label": `${title}: arrow keys read values` },
-    el("figcaption", {}, title), plot, reading);
+    el("figcaption", {}, title, band ? el("small", {}, ` healthy ${band.side === "above" ? "up to" : "from"} ${short(band.limit)}`) : null), plot, reading);
   frame.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move) return;

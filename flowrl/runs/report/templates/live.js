@@ -3,6 +3,7 @@
 const EVERY = 2000;
 const shell = { list: el("section", { id: "runs" }), told: el("div", { id: "told" }) };
 const known = new Map(); // id -> the newest story
+const marks = new Map(); // address -> mark of its last answer
 let chosen = new URLSearchParams(location.search).getAll("run");
 let drawnFor = "";
 
@@ -12,6 +13,7 @@ async function get(path, parameters) {
   const found = await answer.json();
   if (answer.status === 422) return { damaged: found.error };
   if (!answer.ok) throw new Error(found.error || `status ${answer.status}`);
+  marks.set(path, answer.headers.get("X-Known") || "");
   return found;
 }
 
@@ -22,22 +24,64 @@ function choose(id, wanted) {
   look();
 }
 
-function listed(runs) {
-  const rows = runs.map((run) => {
-    const box = el("input", { type: "checkbox", "aria-label": `show ${run.id}`, onchange: (event) => choose(run.id, event.target.checked) });
-    box.checked = chosen.includes(run.id);
-    const score = run.score === null || run.score === undefined ? "–" : `${short(run.before)} → ${short(run.score)} ${run.scored_by}`;
-    return el("tr", { class: run.state === "training" ? "live" : null, "data-run": run.id },
-      el("td", {}, box), el("td", {}, run.id), el("td", {}, run.error || run.state), el("td", {}, run.iterations), el("td", {}, short(run.reward)), el("td", {}, score));
+function clock(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  const minutes = Math.ceil(seconds / 60);
+  if (minutes < 60) return `${minutes} min left`;
+  return minutes < 48 * 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min left` : `${Math.round(minutes / 1440)} days left`;
+}
+
+const MARKS = { training: "●", done: "✓", stopped: "■", damaged: "✗" };
+const pictures = new Map(); // a sample is asked for once
+
+function picture(run) {
+  if (run.sample === null || run.sample === undefined) return el("span", { class: "no-picture", "aria-hidden": "true" });
+  const key = `${run.id}@${run.sample}`;
+  if (!pictures.has(key)) {
+    const image = el("img", { class: "thumbnail", alt: `newest sample of ${run.id}`, loading: "lazy", decoding: "async", width: 48, height: 48,
+      src: `/api/thumbnail?${new URLSearchParams({ run: run.id, iteration: run.sample })}` });
+    image.addEventListener("error", () => { image.hidden = true; });
+    pictures.set(key, image);
+  }
+  return pictures.get(key);
+}
+
+function heldOut(run) {
+  if (run.score === null || run.score === undefined) return "–";
+  const from = run.before === null || run.before === undefined ? "" : `${short(run.before)} → `;
+  const within = run.interval ? ` [${short(run.interval[0])}, ${short(run.interval[1])}]` : "";
+  return `${from}${short(run.score)}${within} ${run.scored_by}`;
+}
+
+function line(run) {
+  const box = el("input", { type: "checkbox", "aria-label": `show ${run.id}`, onchange: (event) => choose(run.id, event.target.checked) });
+  box.checked = chosen.includes(run.id);
+  const name = el("a", { href: `?${new URLSearchParams({ run: run.id })}` }, run.id);
+  const state = run.reading ? "reading" : run.state;
+  const cell = (kind, label, ...inside) => el("td", { class: kind, "data-label": label }, inside);
+  const facts = run.error ? [el("td", { class: "error", colspan: 3 }, run.error)] : [
+    cell("progress", "iterations", run.wanted ? `${run.iterations} of ${run.wanted}` : run.iterations, run.seconds_left === null ? null : el("small", {}, ` ${clock(run.seconds_left)}`)),
+    cell("reward", "reward", short(run.reward)), cell("score", "held out", heldOut(run))];
+  const row = el("tr", { class: state, "data-run": run.id }, cell("box", null, box), cell("picture", null, picture(run)), cell("name", null, name),
+    cell("state", null, el("span", { "aria-hidden": "true" }, `${MARKS[state] || "…"} `), state), facts);
+  row.addEventListener("click", (event) => {
+    if (!event.target.closest("a, input") && !String(getSelection())) name.click();
   });
-  const head = el("tr", {}, ["", "run", "state", "iterations", "reward", "held out"].map((text) => el("th", {}, text)));
+  return row;
+}
+
+function listed(runs) {
+  const rows = runs.map(line);
+  const heads = ["", "", "run", "state", "iterations", "reward", "held-out score [95 % interval]"];
+  const head = el("thead", {}, el("tr", {}, heads.map((text) => el("th", { scope: "col" }, text))));
   const search = shell.list.querySelector("input[type=search]") || el("input", { type: "search", id: "find-run", placeholder: "search the runs", "aria-label": "search the runs" });
-  const had = document.activeElement && shell.list.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+  const had = document.activeElement && shell.list.contains(document.activeElement) ? document.activeElement : null;
+  const named = (one) => one.getAttribute("aria-label") || one.getAttribute("href");
   search.oninput = () => filter(search.value);
-  shell.list.replaceChildren(el("h1", {}, "Runs"), search, el("div", { class: "wide" }, el("table", {}, head, rows)),
+  shell.list.replaceChildren(el("h1", {}, "Runs"), search, el("div", { class: "wide" }, el("table", {}, head, el("tbody", {}, rows))),
     runs.length ? "" : el("p", { class: "quiet" }, "There is no run here yet."));
   filter(search.value);
-  if (had) for (const one of shell.list.querySelectorAll("input")) if (one.getAttribute("aria-label") === had) one.focus();
+  if (had) for (const one of shell.list.querySelectorAll("input, a")) if (named(one) === named(had)) one.focus({ preventScroll: true });
 }
 
 function filter(text) {
@@ -75,18 +119,34 @@ function draw() {
   window.scrollTo(0, at);
 }
 
+// a story is told once; then what changed of it, and of curves the points that came
+function merged(before, found) {
+  if (found.damaged) return found;
+  const old = before && before.panels ? before : { panels: [] };
+  const panels = found.panels.map((panel) => ({ ...panel, lines: panel.lines.map((line) => {
+    if (!line.from) return line;
+    const had = old.panels.find((one) => one.title === panel.title).lines.find((one) => one.name === line.name);
+    return { ...line, x: [...had.x.slice(0, line.from), ...line.x], y: [...had.y.slice(0, line.from), ...line.y] };
+  }) }));
+  return { ...old, ...found.parts, panels, marks: found.marks, stamp: found.stamp };
+}
+
 let busy = false;
 async function look() {
   if (busy) return;
   busy = true;
   const state = document.getElementById("state");
   try {
-    listed(await get("/api/runs"));
+    const runs = await get("/api/runs", { known: marks.get("/api/runs") || "" });
+    if (runs) listed(runs);
+    if (runs && runs.some((run) => run.reading)) setTimeout(look, 50); // the rest of them
     let changed = drawnFor !== chosen.join("\n");
     for (const id of chosen) {
       const before = known.get(id);
-      const found = await get("/api/story", { run: id, known: before && before.stamp ? before.stamp : "" });
-      if (found) { known.set(id, found); changed = true; }
+      const there = before && before.stamp;
+      const have = there ? JSON.stringify({ marks: before.marks, lengths: before.lengths }) : "";
+      const found = await get("/api/story", { run: id, known: there ? before.stamp : "", have });
+      if (found) { known.set(id, merged(before, found)); changed = true; }
     }
     if (changed) draw();
     state.textContent = "live";

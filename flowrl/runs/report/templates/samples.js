@@ -61,8 +61,8 @@ function samplesOf(runs, notes) {
     for (const { run, place, before, now } of shown) {
       let index = 0;
       run.iterations.forEach((iteration, i) => { if (iteration <= wanted) index = i; });
-      put(before, run, 0, place, run.iterations[0] === 0 ? "before" : `iteration ${run.iterations[0]}`);
-      put(now, run, index, place, `iteration ${run.iterations[index]}`);
+      put(before, run, 0, place, run.iterations[0] === 0 ? "before training" : `iteration ${run.iterations[0]}`);
+      put(now, run, index, place, run.iterations[index] === 0 ? "before training" : `iteration ${run.iterations[index]}`);
     }
   }
   function filter() {
@@ -91,8 +91,8 @@ function samplesOf(runs, notes) {
   document.addEventListener("keyup", (event) => { if (event.key === "b" && held) { held = false; show(); } });
   show();
   filter();
-  return section("Samples", "samples",
+  return portion("Samples", "samples",
     el("div", { class: "bar-of-tools" }, el("label", { for: "checkpoint" }, "checkpoint"), slider, said, search, count),
-    el("p", { class: "quiet" }, "Each prompt from the same noise at every checkpoint. Keys: ← → move the slider, hold b for before, / searches."),
+    el("p", { class: "quiet" }, "Each prompt from the same noise at every checkpoint. Keys: ← → move the slider, hold b for before training, / searches."),
     notes.map((note) => el("p", { class: "note" }, note)), cards);
 }

@@ -7,17 +7,23 @@ function colored(stories) {
 function headline(stories) {
   return el("div", { class: "heads" }, stories.map((story) => el("div", { class: "head" },
     el("h1", {}, stories.length > 1 ? swatch(story.color) : null, story.name),
-    ...story.verdict.map((line) => el("p", {}, el("strong", {}, line))),
+    ...story.verdict.map((line) => el("p", { class: "verdict" }, line)),
     el("dl", {}, Object.entries(story.facts).map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))))));
+}
+
+// what changed comes first: on a phone the rest is further right
+function changeFirst(rows) {
+  const change = rows[0].indexOf("change");
+  return change < 0 ? rows : rows.map((row) => [row[0], row[change], ...row.filter((_, i) => i && i !== change)]);
 }
 
 function beforeAfter(stories) {
   const tables = stories.filter((story) => story.table.length);
   if (!tables.length) return null;
   const last = (row, place, rows) => (place === rows.length - 1 ? "total" : "");
-  return section("Before and after", "before-after", tables.map((story) => [
+  return portion("Before and after", "before-after", tables.map((story) => [
     stories.length > 1 ? el("h3", {}, swatch(story.color), story.name) : null,
-    tableOf(story.table, { mark: (row, place) => last(row, place, story.table) })]),
+    tableOf(changeFirst(story.table), { mark: (row, place) => last(row, place, story.table) })]),
     el("p", { class: "quiet" }, "Mean score on held-out prompts, with its 95 % interval in brackets. Both see the same prompts and noise, so the change has an interval of its own: the sentence at the top."));
 }
 
@@ -37,15 +43,36 @@ function panelLines(stories, title) {
   return lines;
 }
 
-function curves(stories) {
-  const titles = [...new Set(stories.flatMap((story) => story.panels.map((panel) => panel.title)))];
-  if (!titles.length) return section("Curves", "curves", el("p", { class: "quiet" }, "Nothing was measured yet."));
-  return section("Curves", "curves", el("div", { class: "charts" }, titles.map((title) => lineChart(title, panelLines(stories, title)))));
+function portion(title, id, ...children) {
+  return el("div", { id, class: "part" }, el("h3", {}, title), ...children);
+}
+
+const outside = (band, value) => value !== null && (band.side === "above" ? value > band.limit : value < band.limit);
+
+// the curves of a group; those that say nothing are folded: they never move, or stay in their healthy range
+function curves(stories, group) {
+  const titles = [...new Set(stories.flatMap((story) => story.panels.filter((panel) => panel.group === group).map((panel) => panel.title)))];
+  const told = [], silent = [];
+  for (const title of titles) {
+    const lines = panelLines(stories, title);
+    const band = stories.flatMap((story) => story.panels).find((panel) => panel.title === title && panel.band)?.band;
+    const values = lines.flatMap((line) => line.y).filter((value) => value !== null);
+    const flat = values.length > 1 && new Set(values).size === 1;
+    const good = band && !values.some((value) => outside(band, value));
+    (flat || (good && group === "Is it safe?") ? silent : told).push(lineChart(title, lines, band));
+  }
+  const folded = silent.length ? el("details", { class: "silent" }, el("summary", {}, `${silent.length} more that did not move or stayed in the healthy range`), el("div", { class: "charts" }, silent)) : null;
+  return [told.length ? el("div", { class: "charts" }, told) : null, folded].filter(Boolean);
+}
+
+function group(title, id, parts) {
+  const found = parts.flat(Infinity).filter(Boolean);
+  return found.length ? section(title, id, found) : null;
 }
 
 function steps(stories) {
   const maps = stories.flatMap((story) => story.by_step.map((panel) => heatMap(stories.length > 1 ? story.name : "", panel)));
-  return maps.length ? section("By denoising step", "by-step", el("div", { class: "charts" }, maps)) : null;
+  return maps.length ? el("details", { id: "by-step" }, el("summary", {}, "By denoising step"), el("div", { class: "charts" }, maps)) : null;
 }
 
 function counted(stories) {
@@ -61,17 +88,18 @@ function counted(stories) {
   }));
   slider.addEventListener("input", show);
   show();
-  return section("Rewards and advantages", "histograms", el("div", { class: "bar-of-tools" }, el("label", { for: "counted" }, "iteration"), slider), drawn);
+  return portion("Rewards and advantages", "histograms", el("div", { class: "bar-of-tools" }, el("label", { for: "counted" }, "iteration"), slider), drawn);
 }
 
 function findings(stories) {
   const parts = [];
-  for (const story of stories) {
+  if (stories.every((story) => !story.findings.length)) parts.push(el("p", { class: "quiet" }, "✓ The monitors found nothing."));
+  else for (const story of stories) {
     const name = stories.length > 1 ? el("h3", {}, swatch(story.color), story.name) : null;
-    const said = story.findings.map((row) => el("li", {}, `After ${row.iteration} iterations, `, el("b", {}, row.monitor), ` (${row.action}): ${row.what}. ${row.advice}.`));
-    parts.push(name, said.length ? el("ul", {}, said) : el("p", { class: "quiet" }, "The monitors found nothing."));
+    const said = story.findings.map((row) => el("li", {}, el("span", { class: "bad" }, "✗ "), `After ${row.iteration} iterations, `, el("b", {}, row.monitor), ` (${row.action}): ${row.what}. ${row.advice}.`));
+    parts.push(name, said.length ? el("ul", {}, said) : el("p", { class: "quiet" }, "✓ The monitors found nothing."));
   }
-  return section("Findings of the monitors", "monitors", parts);
+  return portion("Findings of the monitors", "monitors", parts);
 }
 
 function doctors(stories) {
@@ -86,7 +114,7 @@ function doctors(stories) {
     for (const [name, why] of Object.entries(seen.skipped)) parts.push(el("p", { class: "quiet" }, `Not looked at: ${name} (${why})`));
     for (const [name, rows] of Object.entries(seen.tables)) parts.push(el("h4", {}, name === "gradient" ? "gradient of the weights by step" : "ratio before any update"), tableOf(rows));
   }
-  return parts.length ? section("Findings of the doctor, before the run", "doctor", parts) : null;
+  return parts.length ? portion("Findings of the doctor, before training", "doctor", parts) : null;
 }
 
 function sideBySide(stories, key) {
@@ -125,8 +153,13 @@ function sampleImages(stories, url, startsOf) {
 
 function tell(given, url, startsOf) {
   const stories = colored(given);
-  return [headline(stories), beforeAfter(stories), sampleImages(stories, url, startsOf), curves(stories), steps(stories),
-    counted(stories), findings(stories), doctors(stories), settings(stories)].filter(Boolean);
+  const measured = stories.some((story) => story.panels.length);
+  return [headline(stories),
+    measured ? null : el("p", { class: "quiet" }, "Nothing was measured yet."),
+    group("Is it better?", "better", [beforeAfter(stories), curves(stories, "Is it better?"), sampleImages(stories, url, startsOf)]),
+    group("Is it learning?", "learning", [curves(stories, "Is it learning?"), counted(stories)]),
+    group("Is it safe?", "safe", [findings(stories), doctors(stories), curves(stories, "Is it safe?"), steps(stories)]),
+    group("Time", "time", curves(stories, "Time")), settings(stories)].filter(Boolean);
 }
 
 const embedded = document.getElementById("data");

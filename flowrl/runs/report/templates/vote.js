@@ -100,8 +100,7 @@ async function begin() {
   const runs = (await get("/api/runs")).filter((run) => !run.error);
   const options = [];
   for (const run of runs) {
-    const told = await get("/api/story", { run: run.id }).catch(() => null);
-    if (told && told.samples) for (const iteration of told.samples.iterations) options.push(`${run.id}@${iteration}`);
+    for (const iteration of await get("/api/samples", { run: run.id }).catch(() => [])) options.push(`${run.id}@${iteration}`);
   }
   for (const [name, select] of [["one", part.one], ["two", part.two]]) {
     select.append(el("option", { value: "" }, "(a run that waits)"), ...options.map((text) => el("option", { value: text }, text)));

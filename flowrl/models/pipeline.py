@@ -42,8 +42,7 @@ from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
-from flowrl.models.wan import wan
-from flowrl.models.wan_experts import LOW, Experts
+from flowrl.models.wan import LOW, Experts, wan
 from flowrl.models.wan_i2v import wan_i2v
 from flowrl.models.z_image import z_image
 

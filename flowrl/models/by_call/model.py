@@ -27,7 +27,7 @@ from flowrl.models.by_call.options import PipelineCallOptions, rewriters
 from flowrl.models.by_call.probe import Noted, Stop, Stubs, probe, row_times, stopped_at
 from flowrl.models.by_call.texts import RememberedTexts, Unequal
 from flowrl.models.loading import quiet
-from flowrl.models.references import stacked, to_pil
+from flowrl.models.prompt_encoding import stacked, to_pil
 from flowrl.models.tuned_pipeline import TunedPipeline
 
 TEXT = "text"  # the name of the conditioning: a number for each prompt

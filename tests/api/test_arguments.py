@@ -344,7 +344,7 @@ def test_parts_join_in_every_call_that_trains_or_forecasts(tmp_path: Path) -> No
         callbacks=[part],
         **given,
         seeds=[0, 1],
-        nfe=100,
+        nfe=150,
         seconds=0,
         count="calls",
         points=1,

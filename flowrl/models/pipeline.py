@@ -43,7 +43,7 @@ from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
-from flowrl.models.unet import ddim_scheduler
+from flowrl.models.unet import SPACINGS, ddim_scheduler
 from flowrl.models.wan import LOW, Experts, wan
 from flowrl.models.wan_i2v import wan_i2v
 from flowrl.models.z_image import z_image
@@ -83,6 +83,7 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
     check_class(kind, where, options)
     _check_runtime(options)
     parts, networks = _parts(index, where)
+    blind = tuple(name for name in index if name == "safety_checker")  # it blacks out images
     noise = check_scheduler(index["scheduler"][1], _settings(options.path, "scheduler"), where)
     loaded = load_for_tuning(
         kind,
@@ -91,6 +92,7 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
         pick_tuning(options, ()),
         network=networks[0],
         also=tuple(networks[1:]),
+        leave_out=blind,
     )
     return _tuned(loaded, options, networks, noise=noise)
 
@@ -140,7 +142,10 @@ def _tuned(
     if noise:
         if options.sources:
             raise ModelError("model.sources: not of a pipeline that predicts noise")
-        pipe.scheduler = ddim_scheduler(pipe.scheduler, options.path, None)
+        # DDIM lands on its own timesteps under two ways to space them
+        own = pipe.scheduler.config.get("timestep_spacing", SPACINGS[0])
+        spacing = None if own in SPACINGS else SPACINGS[0]
+        pipe.scheduler = ddim_scheduler(pipe.scheduler, options.path, spacing)
     joined: nn.Module | None = None
     if networks[0] == "transformer" and LOW in networks:
         joined = Experts(pipe.transformer, pipe.transformer_2)

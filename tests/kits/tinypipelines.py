@@ -603,7 +603,10 @@ def hunyuan_dit(kind: str) -> Any:
             activation_fn="gelu-approximate",
         ),
         scheduler=diffusers.DDPMScheduler(
-            beta_end=0.03, beta_schedule="scaled_linear", prediction_type="v_prediction"
+            beta_end=0.03,
+            beta_schedule="scaled_linear",
+            prediction_type="v_prediction",
+            clip_sample=False,
         ),
         vae=vae(4, shift=None),
         text_encoder=BertModel(BertConfig(**BERT)).eval(),

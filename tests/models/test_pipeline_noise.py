@@ -3,14 +3,15 @@ them with the adapters of their kind)."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tinypipelines import TINY, tiny_pipeline
+from tinypipelines import TINY, save, tiny_pipeline
 
 from flowrl.core.errors import ModelError
-from flowrl.models.pipeline import from_pipeline
+from flowrl.models.pipeline import from_pipeline, pipeline
 
 SIZE = (64, 64)
 
@@ -38,3 +39,11 @@ def test_the_shifted_schedule_of_cogview_stays() -> None:
     torch.testing.assert_close(got, levels[times], rtol=1e-5, atol=1e-6)
     assert float(got[0]) == 1.0
     assert type(made.scheduler).__name__ == "CogVideoXDDIMScheduler"  # the user's is as it was
+
+
+@pytest.mark.parametrize("name", ["PixArtSigmaPipeline", "CogView3PlusPipeline"])
+def test_a_folder_passes_the_fence_at_any_number_of_steps(name: str, tmp_path: Path) -> None:
+    """Its file says `linspace` or `trailing`, and 6 does not divide a thousand."""
+    model: Any = pipeline(path=str(save(name, tmp_path / "model")), **TINY[name].options)
+    found = model.pass_fence(6, *SIZE)
+    assert {check.name: check.figure for check in found.checks}["velocity"] == 0.0

@@ -222,7 +222,7 @@ def _gaps(model: PipelineCall, asked: Asked, theirs: Public, grid: Grid) -> list
 
 def _first_step(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Check:
     """See that the scheduler's first step is x + (sigma' - sigma) v."""
-    first, second = grid.sigmas[:2]
+    first, second = grid.sigmas[0], model.first_end(grid)
     x = model.flow_of(theirs.x[0], first)
     moved = model.flow_of(theirs.after[0], second) - x
     gap = relative(moved, (second - first) * model.velocity_of(theirs.out[0], x, [first]))

@@ -330,6 +330,10 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         """Return the velocity of what the pipeline hands to its scheduler at x [B, *], float32."""
         return (-out if self.inverted else out).float()
 
+    def first_end(self, grid: Grid) -> float:
+        """Return the level at which the scheduler's own first step ends."""
+        return grid.sigmas[1]
+
     def final_level(self) -> float:
         """Return where the last step ends."""
         return 0.0

@@ -52,6 +52,13 @@ class NoiseCall(PipelineCall):
             )
         return vp_from_flow(x.float(), rows.to(x.device))
 
+    def first_end(self, grid: Grid) -> float:
+        """Return the level at which DDIM's first step ends: T // steps timesteps on, which is not
+        the next of the grid where the steps do not divide T."""
+        levels = self._schedule.sigma
+        place = int(grid.times[0]) - len(levels) // len(grid.times)
+        return float(levels[place]) if place >= 0 else self.final_level()
+
     def final_level(self) -> float:
         """Return where the last step ends."""
         return float(self._schedule.end)

@@ -15,6 +15,7 @@ A wrong type is one ConfigError that names the argument and shows what it may be
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import sys
@@ -28,11 +29,14 @@ from flowrl.config.calls import Call
 from flowrl.config.handed import PYTHON, as_handed, check_reward_name
 from flowrl.config.load import ORDER, Config, judged_by, load_config
 from flowrl.config.overrides import override_texts, tuple_of_texts
+from flowrl.config.sections import SECTIONS
 from flowrl.config.values import show
 from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, unknown
+from flowrl.core.part import Part
 from flowrl.core.processes import world
 from flowrl.evaluation.reward_call import frames_of
+from flowrl.training.parts import check_part
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
 PromptsLike = str | os.PathLike[str] | Iterable[Any] | Mapping[str, Any]
@@ -40,6 +44,13 @@ RewardLike = Callable[..., Any] | str
 RewardsLike = RewardLike | Sequence[RewardLike] | Mapping[str, Any]
 Overrides = Mapping[str, Any] | Sequence[str]
 Values = Mapping[str, Any]
+
+
+# what the calls take beside sections
+_ARGUMENTS = (
+    *("model", "prompts", "test_prompts", "rewards", "overrides", "plugins"),
+    *("callbacks", "track"),
+)
 
 
 class Sections(TypedDict, total=False):
@@ -82,6 +93,7 @@ def config_of(
     rewards: RewardsLike | None = None,
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
     sections: Mapping[str, Any] | None = None,
     quiet: bool = True,
 ) -> Config:
@@ -93,7 +105,8 @@ def config_of(
     given = dict(sections or {})
     for name in given:
         if name not in ORDER:
-            raise ConfigError(f"the call {unknown(name, [*Sections.__annotations__], 'argument')}")
+            known = [*_ARGUMENTS, *Sections.__annotations__]
+            raise ConfigError(f"the call {unknown(name, known, 'argument')}{_in_a_section(name)}")
     if isinstance(model, Mapping):  # of a section only the keys that are given change
         given, model = {**given, "model": model}, None
     plugins = [plugins] if isinstance(plugins, str) else plugins
@@ -108,7 +121,51 @@ def config_of(
     if model is not None:
         made = with_model(made, model)
     made = _of_frames(made, quiet=quiet)
+    made = _with_parts(made, callbacks)
     return _with_prompts(made, prompts, test_prompts, quiet=quiet)
+
+
+def _with_parts(config: Config, callbacks: Any) -> Config:
+    """Return the config with parts of the program, of which each run has a copy of its own. Raises
+    ConfigError for what is no part."""
+    calls = dict(config.parts)
+    for part in parts_given(callbacks):
+        name = plain = type(part).__name__
+        while name in calls:
+            name = f"{plain}-{sum(one.startswith(plain) for one in calls) + 1}"
+        calls[name] = as_handed(f"parts.{name}", _copies_of(part))
+    return replace(config, parts=calls) if len(calls) > len(config.parts) else config
+
+
+def _copies_of(part: Part) -> type:
+    """Return what makes a copy of a part where it is called, as the class of one does."""
+
+    class Given:
+        def __new__(cls) -> Any:
+            return copy.deepcopy(part)
+
+    return Given
+
+
+def parts_given(callbacks: Any) -> Sequence[Part]:
+    """Return the parts that join the loop; one alone is a list of one. Raises ConfigError."""
+    given = [callbacks] if isinstance(callbacks, Part) else callbacks
+    if not isinstance(given, list | tuple):
+        raise ConfigError(
+            "callbacks: expected a list of parts, objects of classes on flowrl.Part, got "
+            f"{show(given)}"
+        )
+    for place, part in enumerate(given):
+        check_part(part, f"callbacks[{place}]")
+    return given
+
+
+def _in_a_section(name: str) -> str:
+    """Return where a key stands that was taken for an argument, "" for one of no section."""
+    homes = [home for home, kind in SECTIONS.items() if name in kind.__dataclass_fields__]
+    if not homes:
+        return ""
+    return f"; {name} is a key of {' and of '.join(homes)}: {homes[0]}={{{name!r}: ...}}"
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -250,4 +307,4 @@ def python_objects(config: Config) -> list[str]:
     """Name what of a config only this program has: "model", "rewards.mine"."""
     found = ["model"] if PYTHON in (config.model.path, config.model.kwargs.get("path")) else []
     found += [f"rewards.{name}" for name, call in config.rewards.items() if call.path == PYTHON]
-    return found
+    return found + [f"parts.{name}" for name, call in config.parts.items() if call.path == PYTHON]

@@ -16,6 +16,7 @@ from flowrl.api.arguments import (
     RewardsLike,
     Sections,
     config_of,
+    parts_given,
     python_objects,
 )
 from flowrl.api.given_models import GivenPipeline, ModelLike
@@ -87,7 +88,7 @@ def train(
         resume=resume,
         quiet=quiet,
         track=_names(track, "track"),
-        callbacks=_parts(callbacks),
+        callbacks=parts_given(callbacks),
     )
     return TrainedRun.after(Path(done["run"]), chosen)
 
@@ -126,7 +127,7 @@ class Trainer(_Trainer):
             plugins=plugins,
             sections=sections,
         )
-        super().__init__(chosen, callbacks=_parts(callbacks))
+        super().__init__(chosen, callbacks=parts_given(callbacks))
 
 
 def evaluate(
@@ -166,6 +167,7 @@ def estimate(
     rewards: RewardsLike | None = None,
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
     **sections: Unpack[Sections],
 ) -> Estimate:
     """Work out what a config takes, without a weight or a GPU: parameters, memory, calls.
@@ -180,6 +182,7 @@ def estimate(
         rewards=rewards,
         overrides=overrides,
         plugins=plugins,
+        callbacks=callbacks,
         sections=sections,
     )
     return work_out(_with_settings(chosen))
@@ -194,6 +197,7 @@ def doctor(
     rewards: RewardsLike | None = None,
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
     only: Collection[str] = (),
     known: Sequence[str] = (),
     card: float | None = None,
@@ -213,6 +217,7 @@ def doctor(
         rewards=rewards,
         overrides=overrides,
         plugins=plugins,
+        callbacks=callbacks,
         sections=sections,
     )
     return examine(chosen, only=only, known=known, card=card, progress=progress)
@@ -227,6 +232,7 @@ def compare(
     rewards: RewardsLike | None = None,
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
     seeds: Sequence[int] = (0, 1, 2),
     nfe: float = 60_000,
     seconds: float = 90,
@@ -252,27 +258,18 @@ def compare(
     there. Raises as `run_comparison` does.
     """
     _check_configs(configs)
-    given: dict[str, Config] = {}
+    _check_numbers(nfe=nfe, seconds=seconds, points=points, processes=processes)
+    own = _whole(seeds, "seeds", "(0, 1, 2)")
     folder = folder_of(runs, "runs")
-    for place, config in enumerate(configs):
-        chosen = config_of(
-            config,
-            model=model,
-            prompts=prompts,
-            test_prompts=test_prompts,
-            rewards=rewards,
-            overrides=overrides,
-            plugins=plugins,
-            sections=sections,
-            quiet=quiet or place > 0,
-        )
-        label = os.fspath(config) if isinstance(config, str | os.PathLike) else chosen.name
-        given[label] = _for_many(chosen, folder, processes)
+    shared = {"model": model, "prompts": prompts, "test_prompts": test_prompts}
+    shared |= {"rewards": rewards, "overrides": overrides, "plugins": plugins}
+    shared |= {"callbacks": callbacks, "sections": sections}
+    given = _for_runs(configs, shared, folder, processes, quiet=quiet)
     chosen_by = (search_share, search_prompts, search_images)
     search = Search(tuple(lr_search), search_seed, *chosen_by) if lr_search else None
     what = Comparison(
         configs=tuple(given),
-        seeds=tuple(seeds),
+        seeds=own,
         budgets=Budgets(nfe, seconds, points, clock, count),
         runs=folder,
         out=Path(out),
@@ -293,6 +290,7 @@ def tune(
     rewards: RewardsLike | None = None,
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
     trials: int = 0,
     search: Literal["tpe", "random", "grid"] | None = None,
     search_seed: int = 0,
@@ -313,23 +311,16 @@ def tune(
     or texts as of ``flowrl tune --try``. The other arguments are those of `train` and of
     ``flowrl tune``; `search` and its seed are its ``--sampler``, a word that a config has, too.
     """
-    chosen = config_of(
-        config,
-        model=model,
-        prompts=prompts,
-        test_prompts=test_prompts,
-        rewards=rewards,
-        overrides=overrides,
-        plugins=plugins,
-        sections=sections,
-        quiet=quiet,
-    )
+    _check_numbers(nfe=nfe, trials=trials, processes=processes)
     folder = folder_of(out, "out")
-    label = os.fspath(config) if isinstance(config, str | os.PathLike) else chosen.name
+    shared = {"model": model, "prompts": prompts, "test_prompts": test_prompts}
+    shared |= {"rewards": rewards, "overrides": overrides, "plugins": plugins}
+    shared |= {"callbacks": callbacks, "sections": sections}
+    ((label, chosen),) = _for_runs([config], shared, folder, processes, quiet=quiet).items()
     what = Tuning(
         config=label,
         space=read_space(_space(space)),
-        seeds=tuple(seeds),
+        seeds=_whole(seeds, "seeds", "(100,)"),
         nfe=nfe,
         out=folder,
         trials=trials,
@@ -339,13 +330,31 @@ def tune(
         points=(1 if pruner == "none" else 4) if points is None else points,
         counted=count,
         processes=processes,
-        given=_for_many(chosen, folder, processes),
+        given=chosen,
     )
     return run_tuning(what, quiet=quiet)
 
 
+def _whole(given: Any, what: str, example: str) -> tuple[int, ...]:
+    """Return whole numbers from 0 on. Raises ConfigError for others, and for none."""
+    found = tuple(given) if isinstance(given, list | tuple | range) else ()
+    if not found or not all(type(one) is int and one >= 0 for one in found):
+        raise ConfigError(
+            f"{what}: expected whole numbers, as in {what}={example}, got {show(given)}"
+        )
+    return found
+
+
+def _check_numbers(**given: Any) -> None:
+    """Raise ConfigError for an argument that is no number, or below 0."""
+    for name, value in given.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not value >= 0:
+            raise ConfigError(f"{name}: expected a number of 0 or more, got {show(value)}")
+
+
 def _check_configs(configs: Any) -> None:
-    if isinstance(configs, str | os.PathLike | Mapping | Config) or not configs:
+    if not isinstance(configs, list | tuple) or not configs:
         raise ConfigError(
             f"configs: expected a list of configs, as in ['shapes/awm', 'my.yaml'], got "
             f"{show(configs)}"
@@ -370,17 +379,35 @@ def _space(space: Any) -> list[str]:
     )
 
 
-def _for_many(config: Config, folder: Path, processes: int) -> Config:
-    """Return a config for the runs in a folder, with its lists as files there. Raises ConfigError
-    for objects that other processes do not have."""
-    objects = python_objects(config)
-    if processes > 1 and objects:
-        raise ConfigError(
-            f"processes: {', '.join(objects)} {'are' if len(objects) > 1 else 'is'} an object of "
-            "this program, which other processes do not have; leave processes out, or name what "
-            "a config can name (plugins)"
-        )
-    return keep_lists(config, folder)
+def _for_runs(
+    configs: Sequence[ConfigLike],
+    shared: Mapping[str, Any],
+    folder: Path,
+    processes: int,
+    *,
+    quiet: bool,
+) -> dict[str, Config]:
+    """Return configs for the runs in a folder by what they are called, with their lists as files
+    there. Raises ConfigError for two of one name, and for objects that other processes do not
+    have."""
+    given: dict[str, Config] = {}
+    for config in configs:
+        chosen = config_of(config, **shared, quiet=quiet or bool(given))
+        label = os.fspath(config) if isinstance(config, str | os.PathLike) else chosen.name
+        if label in given:
+            raise ConfigError(
+                f"configs: two of them are called {label!r}, and are told apart by their names; "
+                "give one another: config.replace(name='mine', ...)"
+            )
+        objects = python_objects(chosen)
+        if processes > 1 and objects:
+            raise ConfigError(
+                f"processes: {', '.join(objects)} {'are' if len(objects) > 1 else 'is'} an object "
+                "of this program, which other processes do not have; leave processes out, or name "
+                "what a config can name (plugins)"
+            )
+        given[label] = keep_lists(chosen, folder)
+    return given
 
 
 def _with_settings(config: Config) -> Config:
@@ -403,15 +430,3 @@ def _names(names: Any, what: str) -> Sequence[str]:
     if not isinstance(names, list | tuple):
         raise ConfigError(f"{what}: expected a list of names, as in ['wandb'], got {show(names)}")
     return names
-
-
-def _parts(callbacks: Any) -> Sequence[Part]:
-    """Return the parts that join the loop; one alone is a list of one."""
-    if isinstance(callbacks, Part):
-        return [callbacks]
-    if not isinstance(callbacks, list | tuple):
-        raise ConfigError(
-            "callbacks: expected a list of parts, objects of classes on flowrl.Part, got "
-            f"{show(callbacks)}"
-        )
-    return callbacks

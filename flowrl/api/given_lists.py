@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import PromptSet, given_prompts, load_prompts
+from flowrl.core.shipped_files import find_resource
 
 SHARE = 10  # of so many different prompts one is held out
 FEW = 6  # of so many at least two are
@@ -23,6 +25,11 @@ def prompts_of(given: Any, what: str) -> str:
         name = os.fspath(given)
         if not name.strip():
             raise ConfigError(f"{what}: expected a path or a name, got an empty text")
+        if re.search(r"\s", name) and find_resource(name) is None:  # no list has such a name
+            raise ConfigError(
+                f"{what}: there is no file {name!r}; a text to draw is given in a list, "
+                f"{what}=[{name!r}]"
+            )
         return name
     return _listed(given, what).path
 

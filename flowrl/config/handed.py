@@ -101,6 +101,24 @@ def model_call(raw: Any, source: Source, plugins: Sequence[str], before: Call | 
     return _absent("model", raw, why, ())
 
 
+def part_call(
+    key: str, raw: Any, source: Source, plugins: Sequence[str], before: Mapping[str, Call]
+) -> Call:
+    """Bind the call of a part. One with ``fn: python`` is made as the one of the same name in
+    `before`; where there is none, it is an error where it is made."""
+    if not isinstance(raw, dict) or raw.get("fn") != PYTHON:
+        return Call.bind(key, raw, source=source, plugins=plugins)
+    old = before.get(key.rpartition(".")[2])
+    if old is not None and old.path == PYTHON:
+        return old
+    why = ConfigError(
+        f"{source.at(key)}: this part is a Python object of the program that trained the run. Hand "
+        "it over again: callbacks=[...]; or put its class in a file: --plugin my_file --set "
+        f"{key}.fn=my_file.MyPart"
+    )
+    return _absent(key, raw, why, ())
+
+
 def _failing(why: ConfigError) -> type:
     """Return what raises an error where it is called."""
 

@@ -25,7 +25,13 @@ import yaml
 
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
-from flowrl.config.handed import as_handed, check_reward_name, model_call, reward_call
+from flowrl.config.handed import (
+    as_handed,
+    check_reward_name,
+    model_call,
+    part_call,
+    reward_call,
+)
 from flowrl.config.mistakes import Collector, unknown_section
 from flowrl.config.overrides import (
     Source,
@@ -298,7 +304,7 @@ def build_config(
                         value, source, plugins, before.model if before else None
                     )
                 elif key == "parts":
-                    built[key] = _parts(value, source, plugins)
+                    built[key] = _parts(value, source, plugins, before.parts if before else {})
                 else:
                     built[key] = _section(key, value, source, plugins)
     missing = [key for key in REQUIRED if raw.get(key) is None]
@@ -348,14 +354,16 @@ def _rewards(
     return calls
 
 
-def _parts(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Call]:
+def _parts(
+    raw: Any, source: Source, plugins: tuple[str, ...], before: Mapping[str, Call]
+) -> dict[str, Call]:
     if not isinstance(raw, dict):
         where = source.at("parts")
         raise ConfigError(f"{where}: expected names with a call each, got {show(raw)}")
     found, calls = Collector(), {}
     for name, call in raw.items():
         with found.catch():
-            calls[name] = Call.bind(f"parts.{name}", call, source=source, plugins=plugins)
+            calls[name] = part_call(f"parts.{name}", call, source, plugins, before)
     found.close()
     return calls
 

@@ -13,6 +13,7 @@ from flowrl.config.load import Config, check_config, check_eval_count
 from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.prompts import groups_of, prompts_if_there
+from flowrl.core.tables import size
 from flowrl.cost.architecture import NETWORK, VIDEO, WIDE, architecture_of, latent_shape, tuning_of
 from flowrl.cost.memory import (
     FLOAT,
@@ -60,6 +61,15 @@ class Estimate(NamedTuple):
     saved: int  # activations of one micro-batch that wait for the backward pass
     flops: dict[str, int]  # of an iteration: sampling, decode, training
     note: str  # what could not be counted
+
+    def __repr__(self) -> str:
+        """Say the peak, and the work of an iteration."""
+        work, peak = self.forecast.work, self.largest
+        needs = f"{size(peak.bytes)} in {peak.name}" if peak else f"memory not counted, {self.note}"
+        return (
+            f"Estimate({self.config.name!r}: {needs}; {work.images:,} images and "
+            f"{self.forecast.calls:,} network calls an iteration)"
+        )
 
     @property
     def judged(self) -> list[Phase]:

@@ -268,6 +268,14 @@ class Checkup(NamedTuple):
     sections: list[ReportSection]
     known: tuple[str, ...] = ()  # findings that were asked to be left out
 
+    def __repr__(self) -> str:
+        """Name what was found; `checkup_text` says it whole."""
+        found = ", ".join(finding.id for finding in self.findings)
+        what = f"{len(self.findings)} to change: {found}" if found else "nothing to change"
+        unseen = [section.name for section in self.sections if section.skipped]
+        more = f"; not looked at: {', '.join(unseen)}" if unseen else ""
+        return f"Checkup({self.config!r}: {what}{more})"
+
     @property
     def findings(self) -> list[DoctorFinding]:
         """Return what should be changed, causes before what follows from them."""

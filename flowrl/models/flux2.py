@@ -26,8 +26,7 @@ from flowrl.models.flow_matching import (
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
-from flowrl.models.prompt_encoding import NEGATIVE
-from flowrl.models.references import SOURCE, stacked, to_pil
+from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked, to_pil
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 APART = 10  # between the times of the image, of its first reference, of the next

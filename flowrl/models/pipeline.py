@@ -21,6 +21,7 @@ from flowrl.core.processes import sharded
 from flowrl.core.types import FlowModel
 from flowrl.models.by_call.fence import fence
 from flowrl.models.by_call.model import EditingPipelineCall, PipelineCall
+from flowrl.models.by_call.noise import NoiseCall
 from flowrl.models.by_call.options import (
     PipelineCallOptions,
     check_class,
@@ -42,8 +43,8 @@ from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
-from flowrl.models.wan import wan
-from flowrl.models.wan_experts import LOW, Experts
+from flowrl.models.unet import SPACINGS, ddim_scheduler
+from flowrl.models.wan import LOW, Experts, wan
 from flowrl.models.wan_i2v import wan_i2v
 from flowrl.models.z_image import z_image
 
@@ -82,7 +83,8 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
     check_class(kind, where, options)
     _check_runtime(options)
     parts, networks = _parts(index, where)
-    check_scheduler(index["scheduler"][1], _settings(options.path, "scheduler"), where)
+    blind = tuple(name for name in index if name == "safety_checker")  # it blacks out images
+    noise = check_scheduler(index["scheduler"][1], _settings(options.path, "scheduler"), where)
     loaded = load_for_tuning(
         kind,
         options.path,
@@ -90,8 +92,9 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
         pick_tuning(options, ()),
         network=networks[0],
         also=tuple(networks[1:]),
+        leave_out=blind,
     )
-    return _tuned(loaded, options, networks)
+    return _tuned(loaded, options, networks, noise=noise)
 
 
 def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowModel:
@@ -123,15 +126,26 @@ def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowMod
     where = f"the {kind.__name__} in memory"
     check_class(kind, where, checked)
     _check_runtime(checked)
-    check_scheduler(type(pipe.scheduler).__name__, pipe.scheduler.config, where)
+    if getattr(pipe, "scheduler", None) is None:
+        raise ModelError(f"{where}: has no scheduler; a pipeline of pipelines needs an adapter")
+    noise = check_scheduler(type(pipe.scheduler).__name__, pipe.scheduler.config, where)
     tuning = pick_tuning(checked, ())
     loaded = loaded_from(pipe, kind, {}, tuning, networks=networks)
-    return _tuned(loaded, checked, networks)
+    return _tuned(loaded, checked, networks, noise=noise)
 
 
-def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) -> PipelineCall:
-    """Tune a loaded pipeline's network, and wrap it."""
+def _tuned(
+    loaded: Loaded, options: PipelineCallOptions, networks: list[str], *, noise: bool
+) -> PipelineCall:
+    """Tune a loaded pipeline's network, and wrap it; one that predicts ``noise`` gets DDIM."""
     pipe = loaded.pipeline
+    if noise:
+        if options.sources:
+            raise ModelError("model.sources: not of a pipeline that predicts noise")
+        # DDIM lands on its own timesteps under two ways to space them
+        own = pipe.scheduler.config.get("timestep_spacing", SPACINGS[0])
+        spacing = None if own in SPACINGS else SPACINGS[0]
+        pipe.scheduler = ddim_scheduler(pipe.scheduler, options.path, spacing)
     joined: nn.Module | None = None
     if networks[0] == "transformer" and LOW in networks:
         joined = Experts(pipe.transformer, pipe.transformer_2)
@@ -151,7 +165,8 @@ def _tuned(loaded: Loaded, options: PipelineCallOptions, networks: list[str]) ->
     if options.tune != "none":
         warn_if_distilled(options.path)
     tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)
-    model = (EditingPipelineCall if options.sources else PipelineCall)(tuned, options, fence)
+    plain = NoiseCall if noise else PipelineCall
+    model = (EditingPipelineCall if options.sources else plain)(tuned, options, fence)
     model.networks = {name: getattr(pipe, name) for name in networks}
     return model
 

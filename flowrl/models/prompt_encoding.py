@@ -1,5 +1,5 @@
 """Prompts as conditioning: encoded once, one at a time, and kept on the host, and in a folder if
-there is one.
+there is one; and the images that they start from.
 
 `TextCache` is that folder: one safetensors file per prompt, named by all that the numbers depend
 on.
@@ -18,19 +18,23 @@ from typing import Any, NamedTuple
 import diffusers
 import torch
 import transformers
+from PIL.Image import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.files import replacing
 from flowrl.core.identity import SUFFIXES, facts_of_tensors, sha256_of, short_digest
-from flowrl.core.types import Cond
+from flowrl.core.pixels import to_bytes
+from flowrl.core.types import Cond, Source
 from flowrl.core.version import __version__
 
 # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
 CACHE_BYTES = 4 * 2**30
 NEGATIVE = "negative_"
+SOURCE = "source"  # the name, among a model's conditioning, of latents of images to start from
 MOST_T5_TOKENS = 512  # diffusers allows no more
 MOST_TOKENS = 1024  # the same, of a language model
 
@@ -281,3 +285,28 @@ def _contents(part: Path) -> dict[str, str]:
 
 def _checksum(key: str, tensors: dict[str, Tensor]) -> str:
     return short_digest(key, facts_of_tensors(tensors))
+
+
+def stacked(prompts: Sequence[str], sources: Sequence[Source], most: int) -> Tensor:
+    """Return the sources of prompts [G] as images [G,n,3,H,W], n each. Raise DataError for another
+    number of them than 1 to ``most``, for prompts with more than others, or for images of two
+    sizes."""
+    counts = {len(source) for source in sources}
+    if len(sources) != len(prompts) or not counts <= {*range(1, most + 1)}:
+        wanted = "one source" if most == 1 else f"1 to {most} sources"
+        raise DataError(
+            f"encode: expected {wanted} for each of {len(prompts)} prompts, got "
+            f"{[len(source) for source in sources]}"
+        )
+    sizes = {tuple(image.shape[-2:]) for source in sources for image in source}
+    if len(counts) > 1 or len(sizes) > 1:
+        raise DataError(
+            "encode: prompts of one call must have as many sources as each other, all of one size; "
+            f"got {sorted(counts)} sources of the sizes {sorted(sizes)}. Take a list for each"
+        )
+    return torch.stack([torch.stack(source) for source in sources])
+
+
+def to_pil(source: Source) -> list[Image]:
+    """Return images [3,H,W] in [0,1] as a pipeline takes them, of 8 bits."""
+    return [to_pil_image(to_bytes(image.cpu())) for image in source]

@@ -21,7 +21,7 @@ from flowrl.core.types import Cond, Source
 from flowrl.models.flow_matching import PATCH, pack
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of, pick_tuning
-from flowrl.models.prompt_encoding import NEGATIVE, Texts
+from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, Texts, stacked, to_pil
 from flowrl.models.qwen_image import (
     PARTS,
     PLAIN,
@@ -30,7 +30,6 @@ from flowrl.models.qwen_image import (
     QwenImageOptions,
     check_network,
 )
-from flowrl.models.references import SOURCE, stacked, to_pil
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 EDIT_PARTS = PARTS | {"processor": PipelinePart(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}

@@ -12,8 +12,8 @@ from pydantic.dataclasses import dataclass
 
 from flowrl.core.types import Source
 from flowrl.models.options import STRICT, options_of
+from flowrl.models.prompt_encoding import to_pil
 from flowrl.models.qwen_edit import WHOLE, Pixels, QwenEdit, QwenEditOptions, Tokens, load_qwen_edit
-from flowrl.models.references import to_pil
 
 SEEN = 384 * 384  # pixels that the pipeline shows the language model
 

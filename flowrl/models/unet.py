@@ -46,6 +46,8 @@ SCHEDULERS = (
     "PNDMScheduler",
     "UniPCMultistepScheduler",
 )
+# theirs shift the training schedule, which DDIM is then given level by level
+COGVIDEO = ("CogVideoXDDIMScheduler", "CogVideoXDPMScheduler")
 SPACINGS = ("leading", "trailing")
 # What of a scheduler's settings stays: those that say which levels the network was trained on, and
 # where sampling ends. Its class' own default counts where the file says nothing, and so does what
@@ -370,7 +372,8 @@ def ddim_scheduler(scheduler: Any, path: str, spacing: str | None) -> DDIMSchedu
             False  # the default of DDIMScheduler is made for pixels, not for latents
         )
     try:
-        ddim = DDIMScheduler.from_config(scheduler.config, **changes)
+        own = {k: v for k, v in scheduler.config.items() if k != "snr_shift_scale"}
+        ddim = DDIMScheduler.from_config(own, **changes)
     except NotImplementedError as error:
         raise ModelError(f"{where}: {error}") from error
     # settings under which DDIM is no Euler step on the flow path
@@ -427,6 +430,11 @@ def _kept(scheduler: Any) -> dict[str, Any]:
     config, own = scheduler.config, _own_settings(scheduler)
     kept = {name: own[name] for name in KEPT if name in own}
     # other classes end at level 0, or say so by another name
+    if type(scheduler).__name__ in COGVIDEO:
+        bar = scheduler.alphas_cumprod.double()
+        before = torch.cat([torch.ones(1, dtype=torch.float64), bar[:-1]])
+        kept["trained_betas"] = (1 - bar / before).tolist()
+        kept["rescale_betas_zero_snr"] = False  # it is in these already
     if "set_alpha_to_one" not in config:
         kept["set_alpha_to_one"] = own.get("final_sigmas_type", "zero") == "zero"
     return kept

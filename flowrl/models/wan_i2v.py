@@ -18,8 +18,7 @@ from flowrl.models.loading import PipelinePart
 from flowrl.models.options import options_of, pick_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.tuned_pipeline import load_for_tuning
-from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
-from flowrl.models.wan_experts import LOW
+from flowrl.models.wan import LOW, PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
 
 IMAGE_ENCODER = "image_encoder"  # of Wan 2.1; 2.2 sees the image through the VAE alone
 # the released class, and the one that diffusers' own example loads: the hidden states are the same

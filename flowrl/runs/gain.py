@@ -49,7 +49,13 @@ class Gain(NamedTuple):
             verb = "gains" if low > 0 else "loses"
             of = self._said(ends[0], unit=False)
             return f"{self.score} {verb} {of} to {self._said(ends[1])} (95 % interval, {images})"
-        decides = self._said((high - low) / 2)
+        half = (high - low) / 2
+        if self.points and half >= 1:  # no two shares are further apart
+            return (
+                f"the change of {self.score} by {self._said(self.change, sign=True)} cannot be "
+                f"told from chance: {images} are too few to tell any"
+            )
+        decides = self._said(half)
         return (
             f"the change of {self.score} by {self._said(self.change, sign=True)} cannot be told "
             f"from chance: {images} decide differences above {decides}"

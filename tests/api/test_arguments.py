@@ -4,9 +4,10 @@ before anything is trained or written."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from torch import Tensor
@@ -144,7 +145,7 @@ def test_equal_texts_are_not_parted_and_files_stay_found(
         ({"prompts": ["one", "One "]}, "prompts: expected at least two different prompts"),
         ({"prompts": []}, r"prompts: expected at least one prompt, got none"),
         ({"prompts": ["a", 3]}, r"prompts\[1\]: expected a text or an object with a prompt"),
-        ({"prompts": [{"tag": "a"}]}, r'prompts\[0\]: expected the key "prompt", got \'tag\''),
+        ({"prompts": [{"tag": "a"}]}, r'prompts\[0\]: expected the key "prompt" .*got \'tag\''),
         ({"prompts": [{"prompt": "a", "image": object()}]}, "leave such columns out"),
         ({"prompts": ["a"], "test_prompts": [""]}, r"test_prompts\[0\]: expected a text that is"),
         ({"test_prompts": 3}, "test_prompts: expected a path or the name of a list"),
@@ -175,6 +176,9 @@ def test_equal_texts_are_not_parted_and_files_stay_found(
         ({"track": 3}, r"track: expected a list of names, as in \['wandb'\]"),
         ({"track": "wanbd"}, "did you mean 'wandb'"),
         ({"plugins": 3}, "plugins: expected a list of texts"),
+        ({"reward": bright}, "has no argument 'reward'; did you mean 'rewards'"),
+        ({"iterations": 3}, "iterations is a key of train: train={'iterations': ...}"),
+        ({"prompts": "a red cube"}, r"there is no file .*prompts=\['a red cube'\]"),
         ({"run": 3}, "run: expected the path of a folder, got 3"),
     ],
 )
@@ -296,8 +300,79 @@ def test_the_other_calls_take_the_same(tmp_path: Path) -> None:
     assert len(kept) == 18 and json.loads(kept[0])["prompt"] in TEXTS
     with pytest.raises(ConfigError, match="processes: rewards.bright is an object of this program"):
         flowrl.compare([file], **given, processes=2, runs=tmp_path / "b")
+    config = flowrl.load_config(file, plugins=PLUGIN)
+    with pytest.raises(ConfigError, match="configs: two of them are called 'toy'"):
+        flowrl.compare([config, config.replace(optimizer={"lr": 0.5})], runs=tmp_path / "b")
     with pytest.raises(ConfigError, match="configs: expected a list of configs"):
         flowrl.compare(file, plugins=PLUGIN)
+
+
+class Steps(flowrl.Part):
+    """Stop after one iteration, and note in which run."""
+
+    ended: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def after_iteration(self, run: Any, it: Any) -> None:
+        self.seen += 1
+        self.ended.append(self.seen)
+
+    def calls(self, task: Any, made: Any, iteration: int) -> int:
+        return 1000
+
+
+def test_parts_join_in_every_call_that_trains_or_forecasts(tmp_path: Path) -> None:
+    """Each run of a comparison has a part of its own, so that none goes on where another ended."""
+    file: Any = write_toy(tmp_path)
+    given: dict[str, Any] = {"plugins": PLUGIN, "rewards": bright, "prompts": TEXTS}
+    part = Steps()
+    config = config_of(file, callbacks=[part, Steps()], **given)
+    assert config.to_dict()["parts"] == {"Steps": {"fn": "python"}, "Steps-2": {"fn": "python"}}
+    made = config.replace(seed=3).parts["Steps"].make()  # also after a change
+    assert isinstance(made, Steps) and made is not part
+    with pytest.raises(ConfigError, match="Hand it over again: callbacks"):
+        flowrl.load_config(config.to_dict(), plugins=PLUGIN, need_rewards=False).parts[
+            "Steps"
+        ].make()
+    plain = flowrl.estimate(file, **given).forecast.calls
+    assert flowrl.estimate(file, callbacks=[part], **given).forecast.calls >= plain + 1000
+    Steps.ended.clear()
+    flowrl.compare(
+        [file],
+        callbacks=[part],
+        **given,
+        seeds=[0, 1],
+        nfe=150,
+        seconds=0,
+        count="calls",
+        points=1,
+        runs=tmp_path / "compared",
+        out=tmp_path / "compared/result.json",
+        quiet=True,
+    )
+    assert Steps.ended.count(1) == 2 and part.seen == 0
+    with pytest.raises(ConfigError, match=r"processes: rewards.bright, parts.Steps are"):
+        flowrl.compare([file], callbacks=[part], **given, processes=2, runs=tmp_path / "b")
+    wrong: Any
+    for wrong in (3, [], "ab", [0.5], [-1]):
+        with pytest.raises(ConfigError, match=r"seeds: expected whole numbers, as in seeds=\(0"):
+            flowrl.compare([file], **given, seeds=wrong, runs=tmp_path / "c")
+    with pytest.raises(ConfigError, match="nfe: expected a number of 0 or more, got 'many'"):
+        flowrl.compare([file], **given, nfe="many", runs=tmp_path / "c")  # type: ignore[arg-type]
+
+
+def test_what_calls_return_fits_a_line(tmp_path: Path) -> None:
+    file: Any = write_toy(tmp_path)
+    given: dict[str, Any] = {"plugins": PLUGIN, "rewards": bright, "prompts": TEXTS}
+    found = repr(flowrl.estimate(file, **given))
+    assert found.startswith("Estimate('toy': memory not counted, ") and "images and" in found
+    found = repr(flowrl.estimate("shapes/flow_grpo"))
+    assert re.search(r"'shapes-flow-grpo': [\d.]+ [GM]iB in \w+; 512 images and 2,816", found)
+    seen = flowrl.doctor(file, **given, only=["prompts"])
+    assert repr(seen).startswith(f"Checkup('toy': {len(seen.findings) or 'nothing'} to change")
+    assert len(repr(seen)) < 300
 
 
 def test_a_search_takes_the_same(tmp_path: Path) -> None:

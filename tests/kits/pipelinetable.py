@@ -15,6 +15,7 @@ from flowrl.core.errors import FlowRLError
 from flowrl.models.by_call.options import FLOWS, PipelineCallOptions, check_class
 from flowrl.models.options import checked_options
 from flowrl.models.pipeline import ADAPTERS, from_pipeline
+from flowrl.models.unet import COGVIDEO, SCHEDULERS
 
 MAPPINGS = {
     "Text to image": "AUTO_TEXT2IMAGE_PIPELINES_MAPPING",
@@ -76,8 +77,9 @@ def why_not(kind: Any) -> str:
         return "starts from a noised image, not from noise"
     scheduler = parts["scheduler"].annotation
     solver = getattr(scheduler, "__name__", str(scheduler)).strip("'")
-    if not any(flow in str(scheduler) for flow in FLOWS):
-        return f"{solver.split('.')[-1]} is no scheduler of flow matching"
+    known = (*FLOWS, *SCHEDULERS, *COGVIDEO, "KarrasDiffusionSchedulers")
+    if not any(one in str(scheduler) for one in known):
+        return f"{solver.split('.')[-1]} is no scheduler of flow matching, noise or v"
     return ""
 
 

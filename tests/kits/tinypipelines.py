@@ -21,12 +21,16 @@ from tiny import (
     t5_tokenizer,
     tiny_flux,
     tiny_sd3,
+    tiny_sd15,
+    tiny_sdxl,
     vae,
 )
 from tinylm import qwen_tokenizer, tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
 from tinywan import UNIPC, umt5, wan_transformer, wan_vae
 from tokenizers import Tokenizer, models, processors
 from transformers import (
+    BertConfig,
+    BertModel,
     CLIPTextModel,
     Gemma2Config,
     Gemma2Model,
@@ -237,6 +241,11 @@ def sana(scheduler: Any = None) -> Any:
         text_encoder=gemma2(),
         tokenizer=letters(),
     )
+
+
+def sana_pag() -> Any:
+    """Make a SANA with perturbed attention."""
+    return diffusers.SanaPAGPipeline(**sana().components)
 
 
 def qwen_vae() -> AutoencoderKLQwenImage:
@@ -549,6 +558,96 @@ def prx() -> Any:
     )
 
 
+def pixart(kind: str, **conditions: Any) -> Any:
+    """Make a PixArt, which predicts noise beside its variance."""
+    return getattr(diffusers, kind)(
+        transformer=diffusers.PixArtTransformer2DModel(
+            sample_size=8,
+            num_layers=2,
+            patch_size=2,
+            attention_head_dim=8,
+            num_attention_heads=3,
+            caption_channels=32,
+            in_channels=4,
+            cross_attention_dim=24,
+            out_channels=8,
+            attention_bias=True,
+            activation_fn="gelu-approximate",
+            num_embeds_ada_norm=1000,
+            norm_type="ada_norm_single",
+            norm_elementwise_affine=False,
+            norm_eps=1e-6,
+            **conditions,
+        ),
+        scheduler=diffusers.DPMSolverMultistepScheduler(),
+        vae=vae(4, shift=None),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
+    )
+
+
+def hunyuan_dit(kind: str) -> Any:
+    """Make a HunyuanDiT, which predicts v."""
+    return getattr(diffusers, kind)(
+        transformer=diffusers.HunyuanDiT2DModel(
+            sample_size=8,
+            num_layers=2,
+            patch_size=2,
+            attention_head_dim=8,
+            num_attention_heads=3,
+            in_channels=4,
+            cross_attention_dim=32,
+            cross_attention_dim_t5=32,
+            pooled_projection_dim=16,
+            hidden_size=24,
+            activation_fn="gelu-approximate",
+        ),
+        scheduler=diffusers.DDPMScheduler(
+            beta_end=0.03,
+            beta_schedule="scaled_linear",
+            prediction_type="v_prediction",
+            clip_sample=False,
+        ),
+        vae=vae(4, shift=None),
+        text_encoder=BertModel(BertConfig(**BERT)).eval(),
+        tokenizer=letters(),
+        text_encoder_2=t5_encoder(),
+        tokenizer_2=t5_tokenizer(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def cogview3() -> Any:
+    """Make a CogView 3 Plus, with the schedule of the released one."""
+    return diffusers.CogView3PlusPipeline(
+        transformer=diffusers.CogView3PlusTransformer2DModel(
+            patch_size=2,
+            in_channels=4,
+            num_layers=1,
+            attention_head_dim=4,
+            num_attention_heads=2,
+            out_channels=4,
+            text_embed_dim=32,
+            time_embed_dim=8,
+            condition_dim=2,
+            pos_embed_max_size=32,
+            sample_size=8,
+        ),
+        scheduler=diffusers.CogVideoXDDIMScheduler(
+            snr_shift_scale=4.0,
+            prediction_type="v_prediction",
+            rescale_betas_zero_snr=True,
+            timestep_spacing="trailing",
+            clip_sample=False,
+        ),
+        vae=vae(4, shift=None),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
+    )
+
+
 def saved(make: Callable[[Path], Path], kind: str = "", **nothing: Any) -> Callable[[], Any]:
     """Return how to load what another kit writes into a folder; as another class of equal parts."""
 
@@ -563,6 +662,15 @@ def saved(make: Callable[[Path], Path], kind: str = "", **nothing: Any) -> Calla
     return load
 
 
+BERT: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "initializer_range": 0.3,
+}
+NO_BINS: dict[str, Any] = {"guidance_scale": 3.0, "use_resolution_binning": False}
 NO_T5: dict[str, Any] = {"text_encoder_3": None, "tokenizer_3": None}
 VIDEO: dict[str, Any] = {"frames": 5}
 TINY: dict[str, TinyPipeline] = {
@@ -587,6 +695,36 @@ TINY: dict[str, TinyPipeline] = {
     "PRXPipeline": TinyPipeline(
         prx,
         {"tune": "full", "call": {"guidance_scale": 3.0, "use_resolution_binning": False}},
+    ),
+    "StableDiffusionPAGPipeline": TinyPipeline(
+        saved(tiny_sd15, "StableDiffusionPAGPipeline", safety_checker=None, image_encoder=None),
+        {"call": {"guidance_scale": 3.0}},
+    ),
+    "StableDiffusionXLPAGPipeline": TinyPipeline(
+        saved(tiny_sdxl, "StableDiffusionXLPAGPipeline"), {"call": {"guidance_scale": 3.0}}
+    ),
+    "SanaPAGPipeline": TinyPipeline(
+        sana_pag,
+        {"call": NO_BINS | {"complex_human_instruction": None}},
+    ),
+    "PixArtSigmaPAGPipeline": TinyPipeline(
+        partial(pixart, "PixArtSigmaPAGPipeline"), {"tune": "full", "call": NO_BINS}
+    ),
+    "HunyuanDiTPAGPipeline": TinyPipeline(
+        partial(hunyuan_dit, "HunyuanDiTPAGPipeline"), {"tune": "full", "call": NO_BINS}
+    ),
+    "PixArtAlphaPipeline": TinyPipeline(
+        partial(pixart, "PixArtAlphaPipeline", use_additional_conditions=False),
+        {"tune": "full", "call": NO_BINS},
+    ),
+    "PixArtSigmaPipeline": TinyPipeline(
+        partial(pixart, "PixArtSigmaPipeline"), {"tune": "full", "call": NO_BINS}
+    ),
+    "HunyuanDiTPipeline": TinyPipeline(
+        partial(hunyuan_dit, "HunyuanDiTPipeline"), {"tune": "full", "call": NO_BINS}
+    ),
+    "CogView3PlusPipeline": TinyPipeline(
+        cogview3, {"tune": "full", "call": {"guidance_scale": 3.0}}
     ),
     "Lumina2Pipeline": TinyPipeline(lumina2, {"call": {"guidance_scale": 3.0}}),
     "ChromaPipeline": TinyPipeline(

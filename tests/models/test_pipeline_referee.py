@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_flux, tiny_sd3
+from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinylm import tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
 from tinywan import tiny_wan
 from torch import Tensor
@@ -22,6 +22,8 @@ from flowrl.models.flux2_klein import flux2_klein
 from flowrl.models.pipeline import pipeline
 from flowrl.models.qwen_image import qwen_image
 from flowrl.models.sd3 import sd3
+from flowrl.models.sd15 import sd15
+from flowrl.models.sdxl import sdxl
 from flowrl.models.wan import wan
 from flowrl.models.z_image import z_image
 
@@ -41,6 +43,9 @@ def rows(x: Tensor) -> Tensor:
 Case = tuple[Callable[..., Path], Callable[..., Any], dict[str, Any], dict[str, Any], Any]
 CASES: dict[str, Case] = {
     "sd3": (tiny_sd3, sd3, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
+    # these predict noise
+    "sd15": (tiny_sd15, sd15, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
+    "sdxl": (tiny_sdxl, sdxl, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
     "flux": (tiny_flux, flux, {"guidance": 3.5}, {"call": {"guidance_scale": 3.5}}, pack),
     "flux2": (tiny_flux2, flux2, {"guidance": 3.5}, {"call": {"guidance_scale": 3.5}}, rows),
     "flux2_klein": (

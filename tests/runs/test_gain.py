@@ -51,6 +51,16 @@ def test_a_change_by_chance_says_what_could_have_been_told() -> None:
     assert told == pytest.approx(half_width, abs=0.06)
 
 
+def test_shares_differ_by_no_more_than_a_hundred_points() -> None:
+    """Two prompts decide nothing: their interval is longer than all that could be."""
+    found = gain_of([row(0, [1.0, 1.0]), row(8, [1.0, 1.0])])
+    assert (
+        found
+        and not found.certain
+        and "2 images of 2 test prompts are too few to tell any" in (found.sentence)
+    )
+
+
 def test_scores_that_are_no_shares_keep_their_unit() -> None:
     before = [20.0 + i / 10 for i in range(20)]
     found = gain_of([row(0, before), row(3, [one + 1.5 + i / 40 for i, one in enumerate(before)])])

@@ -109,7 +109,7 @@ def fence(
     checks = [_sample(model, theirs, grid)]
     checks.append(_velocities(model, asked, theirs, grid, LIMITS["velocity"][short]))
     checks.append(_first_step(model, theirs, grid, LIMITS["step"][short]))
-    checks.append(_images(model, theirs, LIMITS["images"][short]))
+    checks.append(_images(model, theirs, grid, LIMITS["images"][short]))
     _find_rows(model, theirs, grid, LIMITS["rows"][short])
     if training and model.trainable():
         checks.append(_gradients(model, asked, theirs, grid))
@@ -222,9 +222,10 @@ def _gaps(model: PipelineCall, asked: Asked, theirs: Public, grid: Grid) -> list
 
 def _first_step(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Check:
     """See that the scheduler's first step is x + (sigma' - sigma) v."""
-    change = float(grid.own[1] - grid.own[0])
-    moved = theirs.after[0].float() - theirs.x[0].float()
-    gap = relative(moved, change * theirs.out[0].float())
+    first, second = grid.sigmas[0], model.first_end(grid)
+    x = model.flow_of(theirs.x[0], first)
+    moved = model.flow_of(theirs.after[0], second) - x
+    gap = relative(moved, (second - first) * model.velocity_of(theirs.out[0], x, [first]))
     if gap > limit:
         raise ModelError(
             f"{model.name}: the first step of its {type(model.scheduler).__name__} differs by "
@@ -234,9 +235,9 @@ def _first_step(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -
     return Check("step", gap, limit)
 
 
-def _images(model: PipelineCall, theirs: Public, limit: float) -> Check:
+def _images(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Check:
     with torch.no_grad():
-        ours = model.decode(theirs.after[-1])
+        ours = model.decode(model.flow_of(theirs.after[-1], grid.sigmas[-1]))
     images = torch.as_tensor(theirs.images).float()
     images = images[:, 0] if images.dim() == 5 and ours.dim() == 4 else images
     gap = float("inf")

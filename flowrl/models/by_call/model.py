@@ -27,7 +27,7 @@ from flowrl.models.by_call.options import PipelineCallOptions, rewriters
 from flowrl.models.by_call.probe import Noted, Stop, Stubs, probe, row_times, stopped_at
 from flowrl.models.by_call.texts import RememberedTexts, Unequal
 from flowrl.models.loading import quiet
-from flowrl.models.references import stacked, to_pil
+from flowrl.models.prompt_encoding import stacked, to_pil
 from flowrl.models.tuned_pipeline import TunedPipeline
 
 TEXT = "text"  # the name of the conditioning: a number for each prompt
@@ -151,8 +151,9 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         """Return images [B,3,H,W], or videos [B,T,3,H,W], float32 in [0,1], of x0 [B, *]:
         ``decode_batch`` at a time. Raise ModelError where they have another size than asked for."""
         layout = self._layout_of(x0)
+        inner = self.inner_of(x0, [self.final_level()] * len(x0))
         with self._tuned.vae_at_work():
-            parts = [self._decoded(part, layout) for part in x0.split(self.options.decode_batch)]
+            parts = [self._decoded(part, layout) for part in inner.split(self.options.decode_batch)]
         images = torch.cat(parts)
         if tuple(images.shape[-2:]) != (layout.height, layout.width):
             raise ModelError(
@@ -314,9 +315,28 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             return torch.cat(parts)[torch.tensor(order).argsort().to(x.device)]
 
     def _noted(self, x: Tensor, levels: list[float], asked: Sequence[Asked]) -> Tensor:
-        noted = self.step_at(x, levels, asked)
-        out = -noted.out if self.inverted else noted.out
-        return out.float()
+        noted = self.step_at(self.inner_of(x, levels), levels, asked)
+        return self.velocity_of(noted.out, x, levels)
+
+    def inner_of(self, x: Tensor, levels: list[float]) -> Tensor:
+        """Return x [B, *] at levels [B] as the scheduler sees it: the same."""
+        return x
+
+    def flow_of(self, inner: Tensor, level: float) -> Tensor:
+        """Return what the scheduler sees as x: the same, float32."""
+        return inner.float()
+
+    def velocity_of(self, out: Tensor, x: Tensor, levels: list[float]) -> Tensor:
+        """Return the velocity of what the pipeline hands to its scheduler at x [B, *], float32."""
+        return (-out if self.inverted else out).float()
+
+    def first_end(self, grid: Grid) -> float:
+        """Return the level at which the scheduler's own first step ends."""
+        return grid.sigmas[1]
+
+    def final_level(self) -> float:
+        """Return where the last step ends."""
+        return 0.0
 
     def step_at(self, x: Tensor, levels: list[float], asked: Sequence[Asked]) -> Noted:
         """Return what the pipeline hands to its scheduler for x [B, *] at levels [B]."""

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError, ModelError, unknown
 from flowrl.models.options import STRICT, PipelineOptions
+from flowrl.models.unet import COGVIDEO, SCHEDULERS
 
 Frames = Annotated[int, Field(ge=1)]
 Sources = Annotated[int, Field(ge=0, le=10)]
@@ -193,22 +194,26 @@ def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
         )
 
 
-def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> None:
-    """Raise ModelError for a scheduler under which a network's output is no velocity."""
+def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> bool:
+    """Tell whether a scheduler's network predicts noise or v, no velocity. Raise ModelError for one
+    under which it predicts neither."""
     if "FlowMap" in kind:
         raise ModelError(f"{where}: {kind}: {FLOW_MAP}")
+    predicts = settings.get("prediction_type", "epsilon")
+    flow = settings.get("use_flow_sigmas") or predicts == "flow_prediction"
+    if kind in (*SCHEDULERS, *COGVIDEO) and not flow and predicts in ("epsilon", "v_prediction"):
+        return True
     if kind not in FLOWS:
-        predicts = settings.get("prediction_type", "no velocity")
         raise ModelError(
-            f"{where}: {kind} is no scheduler of flow matching (it predicts {predicts}); expected "
-            f"one of {', '.join(FLOWS)}"
+            f"{where}: {kind} is no scheduler of flow matching, nor of noise or v (it predicts "
+            f"{settings.get('prediction_type', 'no velocity')}); expected one of "
+            f"{', '.join(dict.fromkeys((*FLOWS, *SCHEDULERS, *COGVIDEO)))}"
         )
     if settings.get("stochastic_sampling"):
         raise ModelError(
             f"{where}: a scheduler with stochastic_sampling draws noise in its steps; set it to "
             "false in scheduler_config.json, and take the noise from the plan"
         )
-    flow = settings.get("use_flow_sigmas") or settings.get("prediction_type") == "flow_prediction"
     if kind not in EULER and "FlowMatch" not in kind and not flow:
         raise ModelError(
             f"{where}: {kind} predicts {settings.get('prediction_type')!r}; expected "
@@ -219,3 +224,4 @@ def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> None:
             f"{where}: {kind} asks the network more than once a step; take "
             "FlowMatchEulerDiscreteScheduler in scheduler_config.json"
         )
+    return False

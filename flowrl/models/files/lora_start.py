@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.core.processes import whole
 from flowrl.models.files.lora_read import BASE, Update, read_lora, trimmed
-from flowrl.models.wan_experts import Experts
+from flowrl.models.wan import Experts
 
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
 ENOUGH = 1e-6  # of an update's norm: what a smaller rank may leave out

@@ -26,7 +26,7 @@ from flowrl.models.files.lora_names import Layer
 from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
 from flowrl.models.files.weights import weight_files
 from flowrl.models.options import pick_dtype
-from flowrl.models.wan_experts import Experts
+from flowrl.models.wan import Experts
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import kohya_weights
 from flowrl.runs.export.usage import CardFacts, low_noise

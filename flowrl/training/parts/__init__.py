@@ -124,10 +124,10 @@ def parts_of(config: Config, method: Method, callbacks: Sequence[Any] = ()) -> P
     # a user's own, from the config and from a program
     for name, call in config.parts.items():
         made = call.make()
-        _check_part(made, f"parts.{name}: {call.path}")
+        check_part(made, f"parts.{name}: {call.path}")
         parts.append(made)
     for place, callback in enumerate(callbacks):
-        _check_part(callback, f"callbacks[{place}]")
+        check_part(callback, f"callbacks[{place}]")
         parts.append(callback)
     _check_provided(config, method, parts)
     return Parts(parts)
@@ -171,7 +171,7 @@ class _Asked:
         return value < int(found[2]) if found[2] else value not in (None, (), "", 0, False)
 
 
-def _check_part(made: Any, where: str) -> None:
+def check_part(made: Any, where: str) -> None:
     if isinstance(made, Part):
         return
     raise ConfigError(

@@ -168,7 +168,7 @@ def test_an_untrained_reward_is_not_broken_by_its_taste() -> None:
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_a_liking_for_the_first_or_the_last_wins_nothing(sign: float) -> None:
     """Every second pair is shown the other way round, so it is right in half of them."""
-    found = figures(lambda b: sign * torch.arange(len(b.images)).float())
+    found = figures(lambda batch: sign * torch.arange(len(batch.images)).float())
     assert found["blur"]["share"] == 0.5
 
 

@@ -79,13 +79,13 @@ def test_groups_come_together() -> None:
     ("reward", "reads"),
     [
         (red, set()),
-        (lambda b: red(b) + len(b.prompts), {"prompts"}),
+        (lambda batch: red(batch) + len(batch.prompts), {"prompts"}),
         (
-            lambda b: red(b._replace(sigma=b.sigma)) + b.group * len(b.meta),
+            lambda batch: red(batch._replace(sigma=batch.sigma)) + batch.group * len(batch.meta),
             {"group", "meta"},
         ),
         # by place: seen by its effect only
-        (lambda b: red(b) * torch.tensor([len(p) for p in b[1]]), set()),
+        (lambda batch: red(batch) * torch.tensor([len(p) for p in batch[1]]), set()),
     ],
 )
 def test_what_a_reward_reads_is_noticed(reward: Any, reads: set[str]) -> None:
@@ -109,17 +109,20 @@ def test_a_reward_that_compares_needs_the_whole_group() -> None:
         scores(centred, items, batch=2)
     with pytest.raises(ConfigError, match="of several sizes"):
         scores(centred, [item(0, group=0), item(1, (5, 5), group=0)], batch=9)
-    alone = scores(lambda b: red(b) + 0 * b.group, items, batch=2, split=True)
+    alone = scores(lambda batch: red(batch) + 0 * batch.group, items, batch=2, split=True)
     assert alone == scores(red, items)
 
 
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda b: torch.tensor(1.0), r"expected 2 numbers, one per image, got shape \[\]"),
-        (lambda b: red(b)[:, None], r"got shape \[2, 1\]"),
-        (lambda b: red(b) / 0, "gave inf for image [01], prompt .*infinity is never allowed"),
-        (lambda b: torch.tensor("x"), "failed with TypeError"),
+        (lambda batch: torch.tensor(1.0), r"expected 2 numbers, one per image, got shape \[\]"),
+        (lambda batch: red(batch)[:, None], r"got shape \[2, 1\]"),
+        (
+            lambda batch: red(batch) / 0,
+            "gave inf for image [01], prompt .*infinity is never allowed",
+        ),
+        (lambda batch: torch.tensor("x"), "failed with TypeError"),
         (brokenkit.picky, "no images of 'a dot' please"),
     ],
 )

@@ -256,9 +256,9 @@ def test_scoring_and_decoding_build_no_graph(
     trainer, seen = trainer_for(tmp_path), []
 
     def watching(call: Any) -> Any:
-        def watched(value: Any) -> Tensor:
+        def watched(batch: Any) -> Tensor:
             seen.append(torch.is_grad_enabled())
-            return call(value)
+            return call(batch)
 
         return watched
 

@@ -472,8 +472,8 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
                 if known.inner == learned.inner:
                     raise ModelError(
                         f"{self.name}: images of {height} x {width} pixels have the latents of "
-                        f"{other[0]} x {other[1]}: the pipeline rounds one of them; take a size "
-                        "that it makes"
+                        f"{other[0]} x {other[1]}: the pipeline rounds one of them, or packs both "
+                        "into as many tokens; take one size that it makes"
                     )
             self._layouts[key] = learned
         return self._layouts[key]

@@ -249,10 +249,10 @@ def test_fifty_runs_in_a_browser(many: Path, width: int, scheme: str) -> None:
         visit = Visit(chromium, viewport=size, color_scheme=scheme)
         page = visit.page
         page.goto(url)
-        page.wait_for_function("document.querySelectorAll('tr[data-run]').length === 50")
+        page.locator("tr[data-run]").nth(RUNS - 1).wait_for()
         page.wait_for_selector("tr.damaged")
         assert "metrics.jsonl, line 1" in page.locator("tr.damaged").inner_text()
-        page.wait_for_function("!document.querySelector('tr.reading')")
+        page.wait_for_selector("tr.reading", state="detached")
         row = page.locator("tr[data-run=run03]").inner_text()
         assert "2000 of 4000" in row and "0.4 → 0.7 [0.68, 0.72] strict" in row
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -126,7 +126,7 @@ def panels(
     found: list[Panel] = [_held_out(evals)] if evals else []
     for key, title in METRICS.items():
         lines = [_line("all", series(metrics, key))]
-        panel = {"title": title, "of": FROM_METRICS, "group": GROUP_OF.get(key, SAFE)}
+        panel: Panel = {"title": title, "of": FROM_METRICS, "group": GROUP_OF.get(key, SAFE)}
         limit, side = BANDS.get(key, ("", ""))
         value = (limits or {}).get(limit)
         if isinstance(value, int | float) and not isinstance(value, bool):

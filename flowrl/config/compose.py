@@ -95,6 +95,7 @@ def read_piece(text: str, name: str) -> Piece:
         raise ConfigError(f"{name}: expected sections like 'model:' and 'plan:'")
     lines = text.splitlines()
     root = yaml.compose(text, yaml.SafeLoader)
+    assert root is not None  # the text has sections
     return Piece(name, raw, dict(_notes(root, lines, "", [])))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flowrl.api.arguments import config_of
 from flowrl.cli.main import main
 from flowrl.config.compose import ASKED, MODEL, OTHER, OURS, PAIR, is_ours, leaves, read_piece
 from flowrl.config.load import load_config
@@ -77,6 +78,28 @@ def test_other_weights_of_a_class_are_no_published_model(tmp_path: Path) -> None
     assert made["model"] == composed("awm", "qwen_image")["model"] | {"path": f"{tmp_path}"}
     assert MODEL not in made.marks.values()
     assert made.marks["image.height"] == f"{OTHER} (models/qwen_image)"
+
+
+def test_a_class_without_a_file_says_its_own_facts(tmp_path: Path) -> None:
+    """The network's latents by the VAE's scale; guidance and steps as the class has them."""
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "Lumina2Pipeline"}))
+    parts = {"transformer": {"sample_size": 64}, "vae": {"block_out_channels": [8, 16, 32, 32]}}
+    for name, settings in parts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(settings))
+    made = composed("dgpo", tmp_path)
+    assert made["model"]["fn"] == "pipeline" and made["model"]["path"] == f"{tmp_path}"
+    assert made["model"]["call"] == {"guidance_scale": 4.0}
+    assert made["image"] == {"height": 512, "width": 512} and made["eval"]["steps"] == 30
+    assert made.marks["image.height"] == OURS
+    assert load_config(made).model.fn == "pipeline"
+
+
+def test_python_takes_the_same_names() -> None:
+    """A method's name with a model; a config's only with a name of configs/models."""
+    for method in ("awm", "sd3/awm"):
+        made = config_of(method, model="flux2_klein", sections={"train": {"group": 12}})
+        assert made == load_config(composed(method, "flux2_klein"), ["train.group=12"])
 
 
 def test_a_transplant_is_no_home() -> None:

@@ -109,21 +109,24 @@ def train(
     if rehearse:
         _rehearse(source, options.fitted(source, given, plugin, profile), plugin, json)
         return
-    from flowrl.runs import open_run
     from flowrl.runs.train import train as run_training
 
     options.quiet_libraries()
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
-        saved = open_run.saved_config(resume, options.allowed(resume, plugin))
-        done = run_training(saved, resume, resume=True, quiet=quiet, track=track)
-        _write(done, json)
-        _say_next(saved, done["run"], quiet)
-        return
-    chosen = options.load_fitted(source, given, plugin, profile)
-    done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
+        chosen, run = _saved(resume, plugin), resume
+    else:
+        chosen = options.load_fitted(source, given, plugin, profile)
+    done = run_training(chosen, run, resume="auto" if auto else again, quiet=quiet, track=track)
     _write(done, json)
     _say_next(chosen, done["run"], quiet)
+
+
+def _saved(run: Path, plugin: list[str]) -> Config:
+    """Return the config of a run that goes on. Raise ConfigError."""
+    from flowrl.runs.open_run import saved_config
+
+    return saved_config(run, options.allowed(run, plugin))
 
 
 def _on_model(config: str, model: str) -> Composition:

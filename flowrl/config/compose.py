@@ -11,6 +11,8 @@ Nothing here reads a folder: `flowrl.runs.composed` chooses the two files.
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +90,7 @@ class Composition(dict[str, Any]):
         )
 
 
+@functools.cache
 def read_piece(text: str, name: str) -> Piece:
     """Read a file's sections and the comments on their values. Raises ConfigError."""
     raw = parse_yaml(text, name)
@@ -123,6 +126,7 @@ def compose(home: Piece, model: Piece, judged: Judged, name: str, model_name: st
     origin: dict[str, Piece] = {}
 
     def take(key: str, piece: Piece, value: Any) -> None:
+        value = copy.deepcopy(value)  # files are read once
         made[key] = {**made[key], **value} if key in made else value
         for leaf, _ in leaves({key: value}):
             origin[leaf] = piece
@@ -159,7 +163,7 @@ def published_pair(own: Piece, model_name: str) -> Composition:
     for leaf, _ in leaves(own.raw):
         ours = is_ours(own.notes.get(leaf, ""), leaf.rpartition(".")[2])
         marks[leaf] = OURS if ours else PAIR
-    return Composition(own.raw, marks, f"{own.name} on {model_name}")
+    return Composition(copy.deepcopy(own.raw), marks, f"{own.name} on {model_name}")
 
 
 def _evaluate(take: Any, home: Piece, model: Piece, judge: Piece) -> None:

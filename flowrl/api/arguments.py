@@ -3,7 +3,8 @@ own objects.
 
 `config` is a name, a path, a mapping of sections or a Config. Beside it a call may have:
 
-- `model`: a hub id or a folder, a loaded pipeline of diffusers, or a FlowModel;
+- `model`: a hub id or a folder, the name of a file of configs/models, a loaded pipeline of
+  diffusers, or a FlowModel; with one of the first four `config` may be the name of a method, "awm";
 - `prompts`, `test_prompts`: a path or the name of a list, texts or records in anything that can be
   gone through, a ``datasets.Dataset``;
 - `rewards`: a function, the name of a shipped reward, a list of these, or a mapping by name;
@@ -24,7 +25,7 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from flowrl.api.given_lists import both_lists, prompts_of
-from flowrl.api.given_models import ModelLike, with_model
+from flowrl.api.given_models import ModelLike, is_pipeline, with_model
 from flowrl.config.calls import Call
 from flowrl.config.handed import PYTHON, as_handed, check_reward_name
 from flowrl.config.load import ORDER, Config, judged_by, load_config
@@ -36,6 +37,7 @@ from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.part import Part
 from flowrl.core.processes import world
 from flowrl.evaluation.reward_call import frames_of
+from flowrl.runs.composed import composed, is_method, is_model_file
 from flowrl.training.parts import check_part
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
@@ -110,6 +112,7 @@ def config_of(
     if isinstance(model, Mapping):  # of a section only the keys that are given change
         given, model = {**given, "model": model}, None
     plugins = [plugins] if isinstance(plugins, str) else plugins
+    config, model = _on_model(config, model)
     texts = [*_texts(overrides), *override_texts(given)]
     # a reward that is not at hand is no trouble where others take its place
     if isinstance(config, Config) and not texts and not plugins:
@@ -166,6 +169,20 @@ def _in_a_section(name: str) -> str:
     if not homes:
         return ""
     return f"; {name} is a key of {' and of '.join(homes)}: {homes[0]}={{{name!r}: ...}}"
+
+
+def _on_model(config: Any, model: Any) -> tuple[Any, Any]:
+    """Return a method that is named, or a config on a model of configs/models, as the sections that
+    these two make, and what is left to be set. Raises ConfigError, ModelError."""
+    if not isinstance(config, str | os.PathLike) or model is None:
+        return config, model
+    name = os.fspath(config)
+    if isinstance(model, str | os.PathLike) and (is_method(name) or is_model_file(model)):
+        return composed(name, model), None
+    if is_method(name) and is_pipeline(model):
+        path = str(model.name_or_path or type(model).__name__)
+        return composed(name, path, type(model).__name__), model
+    return config, model
 
 
 def say(text: str, *, quiet: bool) -> None:

@@ -62,7 +62,7 @@ def with_model(config: Config, model: Any) -> Config:
     pipeline that cannot be trained."""
     if isinstance(model, str | os.PathLike):
         return _with_path(config, os.fspath(model))
-    if _is_pipeline(model):
+    if is_pipeline(model):
         return _with_pipeline(config, model)
     if isinstance(model, FlowModel):
         return replace(config, model=as_handed("model", GivenModel(model)))
@@ -72,7 +72,8 @@ def with_model(config: Config, model: Any) -> Config:
     )
 
 
-def _is_pipeline(model: Any) -> bool:
+def is_pipeline(model: Any) -> bool:
+    """Say whether an object is a loaded pipeline of diffusers."""
     diffusers = sys.modules.get("diffusers")
     return diffusers is not None and isinstance(model, diffusers.DiffusionPipeline)
 

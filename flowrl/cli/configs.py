@@ -23,15 +23,22 @@ def configs(
         ),
     ] = None,
     *,
+    model: options.Model = None,
     json: options.Json = None,
 ) -> None:
-    """List the shipped configs, or print one as it is."""
+    """List the shipped configs, or print one as it is, or its method on another model."""
     from flowrl.core.shipped_files import config_file, list_configs
 
+    if model is not None and name is None:
+        raise ConfigError("--model: name a method or a config: flowrl configs awm --model flux2")
     if name is None:
         show_or_write("\n".join(list_configs()), list_configs(), json)
     elif json is not None:
         raise ConfigError("--json lists the configs: leave out the name")
+    elif model is not None:
+        from flowrl.runs.composed import composed
+
+        print(composed(name, model).text(), end="")
     else:
         print(config_file(name).read_text(encoding="utf-8"), end="")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from flowrl.runs.open_run import Target
 
 DEFAULT = "shapes/flow_grpo"
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Complete the name of a file of configs/models."""
+    from flowrl.core.shipped_files import list_models
+
+    return [name for name in list_models() if name.startswith(incomplete)]
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -109,6 +117,15 @@ ConfigName = Annotated[
         autocompletion=complete_config,
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="put the method of CONFIG on this model: a name of configs/models such as qwen_image, "
+        "a hub id, or a folder; CONFIG may then be a method's name, such as awm",
+        autocompletion=complete_model,
+    ),
+]
 Plugins = Annotated[
     list[str],
     typer.Option(
@@ -167,14 +184,18 @@ Json = Annotated[
 ]
 
 
-def load_fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
+def load_fitted(
+    config: str | Mapping[str, Any], given: list[str], plugins: list[str], profile: str | None
+) -> Config:
     """Load a config with the settings of a profile under what was given. Raise ConfigError."""
     from flowrl.config.load import load_config
 
     return load_config(config, fitted(config, given, plugins, profile), plugins)
 
 
-def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> list[str]:
+def fitted(
+    config: str | Mapping[str, Any], given: list[str], plugins: list[str], profile: str | None
+) -> list[str]:
     """Return the overrides that were given with the settings of a profile under them, and say on
     stderr which these are. Those of rewards stand above, for a reward may itself be given, but for
     an `offload` that is. Raise ConfigError."""
@@ -209,7 +230,7 @@ def fitted_alike(
 
 
 def _settings(
-    config: str, given: list[str], plugins: list[str], profile: str
+    config: str | Mapping[str, Any], given: list[str], plugins: list[str], profile: str
 ) -> tuple[list[str], list[str], list[str]]:
     """Return a profile's own overrides, what else makes the config fit its card, and of that the
     settings of rewards."""

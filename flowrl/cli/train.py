@@ -14,6 +14,7 @@ from flowrl.cli.output import in_terminal, show_or_write, working
 from flowrl.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from flowrl.config.compose import Composition
     from flowrl.config.load import Config
 
 AUTO = Path("auto")
@@ -75,6 +76,7 @@ def train(
     run: Run = None,
     resume: Resume = None,
     seed: Seed = None,
+    model: options.Model = None,
     dry_run: DryRun = False,
     rehearse: Rehearse = False,
     track: Track,
@@ -86,12 +88,12 @@ def train(
     """Train a config in a run folder."""
     auto = resume == AUTO
     again = resume is not None and not auto
-    others = (config, overrides, changes, seed is not None, run, dry_run, rehearse, profile)
+    others = (config, overrides, changes, seed is not None, run, dry_run, rehearse, profile, model)
     if again and any(others):
         raise ConfigError(
             "--resume goes on with the run's own config in its own folder: leave out the "
-            "config, overrides, --seed, --run, --profile, --dry-run and --rehearse. To train "
-            f"longer, set a larger train.iterations in {resume}/config.yaml and resume"
+            "config, overrides, --seed, --model, --run, --profile, --dry-run and --rehearse. "
+            f"To train longer, set a larger train.iterations in {resume}/config.yaml and resume"
         )
     if rehearse and (dry_run or run is not None or auto):
         raise ConfigError("--rehearse keeps nothing: leave out --run, --resume and --dry-run")
@@ -100,50 +102,73 @@ def train(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
         )
     given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
+    source = str(config) if model is None or again else _on_model(str(config), model)
     if dry_run:
-        _show_plan(str(config), given, plugin, profile, json)
+        _show_plan(source, given, plugin, profile, json)
         return
     if rehearse:
-        _rehearse(str(config), options.fitted(str(config), given, plugin, profile), plugin, json)
+        _rehearse(source, options.fitted(source, given, plugin, profile), plugin, json)
         return
-    from flowrl.runs import open_run
     from flowrl.runs.train import train as run_training
 
     options.quiet_libraries()
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
-        saved = open_run.saved_config(resume, options.allowed(resume, plugin))
-        done = run_training(saved, resume, resume=True, quiet=quiet, track=track)
-        _write(done, json)
-        _say_next(saved, done["run"], quiet)
-        return
-    chosen = options.load_fitted(str(config), given, plugin, profile)
-    done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
+        chosen, run = _saved(resume, plugin), resume
+    else:
+        chosen = options.load_fitted(source, given, plugin, profile)
+    done = run_training(chosen, run, resume="auto" if auto else again, quiet=quiet, track=track)
     _write(done, json)
     _say_next(chosen, done["run"], quiet)
 
 
+def _saved(run: Path, plugin: list[str]) -> Config:
+    """Return the config of a run that goes on. Raise ConfigError."""
+    from flowrl.runs.open_run import saved_config
+
+    return saved_config(run, options.allowed(run, plugin))
+
+
+def _on_model(config: str, model: str) -> Composition:
+    """Return a config's method on another model. Raise ConfigError, ModelError."""
+    from flowrl.runs.composed import composed
+
+    return composed(config, model)
+
+
 def _show_plan(
-    config: str, given: list[str], plugin: list[str], profile: str | None, file: Path | None
+    config: str | Composition,
+    given: list[str],
+    plugin: list[str],
+    profile: str | None,
+    file: Path | None,
 ) -> None:
     """Print what a config would do; nothing of a plan that cannot be trained. Raises ConfigError,
     after the plan, where something is not here that no run downloads."""
-    with working(f"working out what {config} does"):
+    named = config if isinstance(config, str) else config.source
+    with working(f"working out what {named} does"):
         from flowrl.cost.dry_run import MISSING, dry_run
 
         options.quiet_libraries()
         chosen = options.load_fitted(config, given, plugin, profile)
         plan = dry_run(chosen)
     facts = {"config": chosen.to_dict(), "plan": plan.splitlines()}
-    show_or_write(f"{chosen.dump()}\n{plan}", facts, file)
+    # of a composition each value says where it is from
+    if isinstance(config, str):
+        shown = chosen.dump()
+    else:
+        shown, facts["marks"] = config.text(chosen.to_dict()), config.marks
+    show_or_write(f"{shown}\n{plan}", facts, file)
     # the plan is worth reading all the same; but a script must not go on as if all were there
     lacking = [line for line in plan.splitlines() if line.startswith(MISSING)]
     if lacking:
         listed = "; ".join(line.removeprefix(MISSING) for line in lacking)
-        raise ConfigError(f"{config} could not be trained here: {listed}")
+        raise ConfigError(f"{named} could not be trained here: {listed}")
 
 
-def _rehearse(config: str, given: list[str], plugin: list[str], file: Path | None) -> None:
+def _rehearse(
+    config: str | Composition, given: list[str], plugin: list[str], file: Path | None
+) -> None:
     """Train one iteration on a tiny model, and say what was done, and with what."""
     from flowrl.runs.rehearse import rehearse
 
@@ -154,7 +179,8 @@ def _rehearse(config: str, given: list[str], plugin: list[str], file: Path | Non
     if found.stood_in:
         lines.append(f"stood in for by the images' brightness: {', '.join(found.stood_in)}")
     options_given = shlex.join([*given, *(word for name in plugin for word in ("--plugin", name))])
-    lines.append(f"train it: flowrl train {config} {options_given}".rstrip())
+    named = config if isinstance(config, str) else config.command
+    lines.append(f"train it: flowrl train {named} {options_given}".rstrip())
     facts = {"pipeline": found.pipeline, "stood_in": found.stood_in, "seconds": found.seconds}
     show_or_write("\n".join(lines), {**facts, "summary": found.summary}, file)
 

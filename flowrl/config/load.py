@@ -253,7 +253,7 @@ def _raw(config: Any) -> tuple[dict[str, Any], Source, Config | None]:
         return config.to_dict(), Source(config.source or "config", config.overrides), config
     if isinstance(config, Mapping):
         try:
-            return dict(plain({**config})), Source(), None
+            return dict(plain({**config})), Source(getattr(config, "source", "config")), None
         except TypeError as error:
             raise ConfigError(f"config: {error}; {_FORMS}") from error
     if not isinstance(config, str | os.PathLike):

@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from flowrl.core.errors import RunError
 
 STDOUT = Path("-")
@@ -74,7 +72,10 @@ def replacing(
                 sync(path.parent)
         finally:
             delete(draft)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+    except Exception as error:
+        # safetensors, which need not be loaded, reports a full disk as its own error
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise RunError(
             f"cannot write {what or path}: {reason}; nothing half-written was kept"

@@ -18,6 +18,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 KINDS = ("configs", "assets")
 CATALOGUE = "methods"  # configs/methods.yaml, which is no config
 LAUNCHER = "accelerate/"  # of configs/: settings of the program that starts several processes
+MODELS = "models/"  # of configs/: what a config of any method takes from a model
+PARTS = (LAUNCHER, MODELS)  # of configs/: folders that hold no whole config
 
 NAME = "rewards"
 ALIAS = "flowrl_rewards"  # ours, where the user has a module of our name
@@ -86,8 +88,16 @@ def _configs_in(*places: Path) -> tuple[str, ...]:
     for folder in (place / "configs" for place in places):
         files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
         found.update(file.with_suffix("").as_posix() for file in files)
-    names = (name for name in found if name != CATALOGUE and not name.startswith(LAUNCHER))
+    names = (name for name in found if name != CATALOGUE and not name.startswith(PARTS))
     return tuple(sorted(names))
+
+
+def list_models() -> list[str]:
+    """Return the names of the files of ``configs/models``, sorted."""
+    found: set[str] = set()
+    for root in _shipped_folders():
+        found.update(file.stem for file in (root / "configs" / MODELS).glob("*.yaml"))
+    return sorted(found)
 
 
 def config_file(name: str) -> Path:
@@ -116,7 +126,7 @@ def _is_config(name: str) -> bool:
     if plain.is_absolute() or ".." in plain.parts or plain.as_posix() != name:
         return False
     there = any(os.path.isfile(root / "configs" / f"{name}.yaml") for root in _shipped_folders())
-    return there and name != CATALOGUE and not name.startswith(LAUNCHER)
+    return there and name != CATALOGUE and not name.startswith(PARTS)
 
 
 def _names() -> list[str]:

@@ -84,7 +84,8 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
     _check_runtime(options)
     parts, networks = _parts(index, where)
     blind = tuple(name for name in index if name == "safety_checker")  # it blacks out images
-    noise = check_scheduler(index["scheduler"][1], _settings(options.path, "scheduler"), where)
+    settings = part_settings(options.path, "scheduler", "scheduler_config")
+    noise = check_scheduler(index["scheduler"][1], settings, where)
     loaded = load_for_tuning(
         kind,
         options.path,
@@ -211,16 +212,16 @@ def fn_for(path: Any) -> str:
     return "pipeline"
 
 
-def _settings(path: str, part: str) -> Mapping[str, Any]:
-    """Return the settings of a part, {} where they are not here yet."""
-    source, name = locate(path), f"{part}_config.json"
+def part_settings(path: str, part: str, file: str) -> Mapping[str, Any]:
+    """Return what a JSON file of a part says, {} where it is not here yet."""
+    source, name = locate(path), f"{file}.json"
     try:
-        file = (
+        at = (
             Path(hf_hub_download(source, name, subfolder=part))
             if isinstance(source, str)
             else source / part / name
         )
-        return dict(json.loads(read_text(file)))
+        return dict(json.loads(read_text(at)))
     except Exception:  # said when the parts are read
         return {}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +70,11 @@ class StandIn:
 
 
 def rehearse(
-    source: str, overrides: list[str], plugins: list[str], *, quiet: bool = False
+    source: str | Mapping[str, Any],
+    overrides: list[str],
+    plugins: list[str],
+    *,
+    quiet: bool = False,
 ) -> Rehearsal:
     """Train one iteration of a config on a tiny pipeline, in a folder that is deleted at the end.
 
@@ -151,7 +155,7 @@ def _short_run(config: Config) -> list[str]:
 
 
 def _small_batch(
-    source: str, overrides: list[str], plugins: list[str]
+    source: str | Mapping[str, Any], overrides: list[str], plugins: list[str]
 ) -> tuple[Config, tuple[str, ...]]:
     """Load a config with as few prompts and images as its method takes, and with stand-ins -> it,
     and their names. Raises the ConfigError of the config's own numbers."""

@@ -1,0 +1,127 @@
+"""What a pipeline without a file in configs/models says of itself: the sections that a config takes
+from a model, made of its class's ``__call__`` and of the JSON files in its folder."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import yaml
+
+from flowrl.models.by_call.options import GUIDES, pipeline_class
+from flowrl.models.pipeline import NETWORKS, part_settings, read_index
+
+SIDE = 1024  # pixels, where neither the class nor its network says a size
+SCALE = 8  # pixels of a latent, of nearly all VAEs
+STEPS = 28  # of an evaluation, where the class has no number of its own
+FRAMES = 17  # of a video in training; a class's own number is that of whole clips
+NOTE = "ours: the pipeline's own"
+
+
+def facts_of(path: str) -> str:
+    """Return the text of a file like those in configs/models for a pipeline's folder or id, which
+    is asked by its own ``__call__``. Raise ModelError."""
+    index, where = read_index(path)
+    kind = pipeline_class(index.get("_class_name"), where)
+    call = getattr(kind.__call__, "__wrapped__", kind.__call__)
+    takes = inspect.signature(call).parameters
+    makes = _kind(takes)
+    sections: list[tuple[str, Any, str]] = [
+        ("kind", makes, ""),
+        ("model", _model(path, takes), NOTE),
+        ("image", _size(path, takes), NOTE),
+        *((name, value, "ours") for name, value in JUDGED[makes].items()),
+        ("optimizer", {"lr": 1e-4}, "ours"),
+        ("train", {"iterations": 1000, "micro_batch": 1, "rollout_batch": 1}, "ours: memory"),
+        ("eval", _evaluation(takes, makes), "ours: steps as the pipeline has them"),
+        ("checkpoint", {"every": 20, "keep": 2}, "ours"),
+        ("samples", {"every": 20, "prompts": 8}, "ours"),
+    ]
+    lines = []
+    for name, value, note in sections:
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**9).strip()
+        text = text.removesuffix("...").strip()
+        lines.append(f"{name}: {text}" + (f" # {note}" if note else ""))
+    return "\n".join([*lines, ""])
+
+
+_PICKSCORE = {"train": "pickscore/train", "test": "pickscore/test"}
+_EDITS = {
+    "train": "assets/shapes-edits/train.jsonl",
+    "test": "assets/shapes-edits/validation.jsonl",
+}
+_EDITED = {"fn": "shapes_edit", "resize": True}
+_LAST = {**_EDITED, "frames": "last"}
+JUDGED: dict[str, dict[str, Any]] = {
+    "images": {"prompts": _PICKSCORE, "rewards": {"pickscore": {"fn": "pickscore"}}},
+    "videos": {
+        "prompts": {"train": "motion/train", "test": "motion/test"},
+        "rewards": {"pickscore": {"fn": "pickscore", "frames": "mean", "offload": True}},
+    },
+    "edits": {
+        "prompts": _EDITS,
+        "rewards": {
+            "edit": {**_EDITED, "mode": "graded"},
+            "strict": {**_EDITED, "mode": "strict", "weight": 0},
+        },
+    },
+    "moved images": {
+        "prompts": _EDITS,
+        "rewards": {
+            "edit": {**_LAST, "mode": "graded"},
+            "strict": {**_LAST, "mode": "strict", "weight": 0},
+        },
+    },
+}
+"""Prompts and rewards by what a pipeline makes, none of which needs a file of the user's."""
+
+
+def _kind(takes: Any) -> str:
+    """Say what a pipeline makes."""
+    from_image = "image" in takes and takes["image"].default is inspect.Parameter.empty
+    if "num_frames" in takes:
+        return "moved images" if from_image else "videos"
+    return "edits" if from_image else "images"
+
+
+def _model(path: str, takes: Any) -> dict[str, Any]:
+    """Return the section model: LoRA on what `flowrl.models.by_call.targets` finds, guidance as the
+    pipeline has it."""
+    made: dict[str, Any] = {"fn": "pipeline", "path": path, "dtype": "bfloat16"}
+    made |= {"tune": "lora", "lora": {"rank": 32, "alpha": 64}}
+    for name in GUIDES:
+        scale = takes[name].default if name in takes else None
+        if isinstance(scale, int | float):
+            made["call"] = {name: float(scale)}
+            break
+    if "num_frames" in takes:
+        made["frames"] = FRAMES
+    if _kind(takes) in ("edits", "moved images"):
+        made["sources"] = 1
+    return made
+
+
+def _size(path: str, takes: Any) -> dict[str, int]:
+    """Return height and width in pixels: the defaults of ``__call__``, else the network's."""
+    found = {}
+    for name in ("height", "width"):
+        value = takes[name].default if name in takes else None
+        if isinstance(value, int) and value > 0:
+            found[name] = value
+    if len(found) == 2:
+        return found
+    side = 0
+    for network in NETWORKS:
+        latents = part_settings(path, network, "config").get("sample_size")
+        side = side or (latents if isinstance(latents, int) else 0)
+    channels = part_settings(path, "vae", "config").get("block_out_channels")
+    scale = 2 ** (len(channels) - 1) if isinstance(channels, list) else SCALE
+    pixels = side * scale or SIDE
+    return {"height": pixels, "width": pixels}
+
+
+def _evaluation(takes: Any, makes: str) -> dict[str, Any]:
+    steps = takes["num_inference_steps"].default if "num_inference_steps" in takes else None
+    made = {"steps": steps if isinstance(steps, int) else STEPS, "images": 1, "every": 50}
+    judged = "strict" in JUDGED[makes]["rewards"]
+    return {**made, "batch": 1, **({"score": "strict"} if judged else {})}

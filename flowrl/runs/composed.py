@@ -1,0 +1,148 @@
+"""Choose the two files that a config of a method and a model is composed of: the method's home
+config, and what ``configs/models`` or the pipeline itself says of the model."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from flowrl.config.compose import Composition, Judged, Piece, compose, published_pair, read_piece
+from flowrl.core.errors import ConfigError, near
+from flowrl.core.shipped_files import (
+    MODELS,
+    config_file,
+    find_resource,
+    list_configs,
+    list_models,
+    resource,
+)
+from flowrl.runs.catalogue import find_methods, load_methods
+
+TRANSPLANT = re.compile(
+    r"^# (unpublished everything|.*nobody has published this"
+    r"|result +none is published (on|for) (?!.*where we read))",
+    re.MULTILINE,
+)
+"""What the head of a config says whose method was published on other models alone."""
+IN_PART = re.compile(r"^# unpublished", re.MULTILINE)
+SHAPES = "shapes/"
+
+
+def composed(method: str, model: str | os.PathLike[str], kind: str = "") -> Composition:
+    """Return the sections of a method's config on a model, and where each value is from.
+
+    Args:
+        method: the name of a method or of a shipped config, or a YAML file.
+        model: the name of a file in ``configs/models``, a hub id, or a folder.
+        kind: of a pipeline in memory the name of its class; `model` is its path.
+    Raises ConfigError for a name that is none, and for a method that cannot be on the model;
+    ModelError for a folder or an id that cannot be read.
+    """
+    path = os.fspath(model)
+    piece, known = _model(path, kind)
+    name = known or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name).strip("-.") or "model"
+    home, own = _home(method, piece)
+    if own:
+        return published_pair(home, path)
+    tail = home.name.rpartition("/")[2].removesuffix(".yaml")
+    kinds = {one.raw["model"]["fn"]: one.raw["kind"] for one in map(_of_file, list_models())}
+    shapes = home.name.startswith(SHAPES)
+    made = kinds.get(home.raw["model"]["fn"], "images")
+    judged = Judged(alike=not shapes and made == piece.raw["kind"], shapes=shapes)
+    run = f"{name}-{tail}".replace("_", "-").lower()
+    return compose(home, piece, judged, run, path)
+
+
+def is_method(name: object) -> bool:
+    """Say whether a text is a method of configs/methods.yaml, and neither a config nor a file."""
+    if not isinstance(name, str) or name in list_configs() or os.path.isfile(name):
+        return False
+    return name.lower() in {one.slug for one in load_methods()} | _titles()
+
+
+def is_model_file(name: object) -> bool:
+    """Say whether a text names a file of configs/models, and no folder of the user's."""
+    return isinstance(name, str) and name in list_models() and not os.path.isdir(name)
+
+
+def _titles() -> set[str]:
+    return {one.name.lower() for one in load_methods()}
+
+
+def _of_file(name: str) -> Piece:
+    file = resource(f"configs/{MODELS}{name}.yaml")
+    return read_piece(file.read_text(encoding="utf-8"), f"{MODELS}{name}")
+
+
+def _model(path: str, kind: str) -> tuple[Piece, str]:
+    """Return what is known of a model, and the name of its file, "" where it has none of its own.
+    Raises ConfigError, ModelError."""
+    if is_model_file(path):
+        return _of_file(path), path
+    pieces = [_of_file(name) for name in list_models()]
+    for piece in pieces:
+        if piece.raw["model"]["path"] == path:
+            return piece, piece.name.removeprefix(MODELS)
+    looks_like_path = "/" in path or find_resource(path or ".") is not None
+    if not looks_like_path:
+        raise ConfigError(
+            f"--model: expected a name of configs/models ({', '.join(list_models())}), a hub id or "
+            f"a folder, got {path!r}{near(path, list_models())}"
+        )
+    # what the class says: its adapter's file, with other weights, or its own facts
+    from flowrl.models.by_call.facts import facts_of
+    from flowrl.models.pipeline import ADAPTERS, class_of
+
+    fn = ADAPTERS.get(kind or class_of(path), "")
+    for piece in pieces:
+        if piece.raw["model"]["fn"] == fn:
+            return _other_weights(piece, path), ""
+    return read_piece(facts_of(path), path), ""
+
+
+def _other_weights(piece: Piece, path: str) -> Piece:
+    """Return a model's file for other weights of its class; no value was published for these."""
+    raw = {**piece.raw, "model": {**piece.raw["model"], "path": path}}
+    return Piece(piece.name, raw, piece.notes, alike=False)
+
+
+def _home(method: str, model: Piece) -> tuple[Piece, bool]:
+    """Return a method's home config, and whether it is published for this very model. Raises
+    ConfigError."""
+    if not is_method(method):
+        name = method.removeprefix("configs/")
+        file = resource(name) if name.endswith((".yaml", ".yml")) else config_file(name)
+        text = file.read_text(encoding="utf-8")
+        piece = read_piece(text, name.removesuffix(".yaml"))
+        return piece, _same(piece, model) and not TRANSPLANT.search(text)
+    (known,) = find_methods([method])
+    found: list[tuple[tuple[bool, ...], int, Piece]] = []
+    for place, name in enumerate(known.configs):
+        text = config_file(name).read_text(encoding="utf-8")
+        if TRANSPLANT.search(text):
+            continue
+        piece = read_piece(text, name)
+        tail = name.rpartition("/")[2]
+        if tail == known.slug and _same(piece, model):
+            return piece, True
+        fn = piece.raw["model"]["fn"]
+        # the first are those of this adapter, then the published ones of the method's own name
+        rank = (
+            name.startswith(SHAPES),
+            fn != model.raw["model"]["fn"],
+            tail != known.slug,
+            IN_PART.search(text) is not None,
+        )
+        found.append((rank, place, piece))
+    if not found:
+        raise ConfigError(f"{method}: no config of this method was published, so name one of yours")
+    return min(found, key=lambda one: one[:2])[2], False
+
+
+def _same(config: Piece, model: Piece) -> bool:
+    """Say whether a config is of the very weights of a model."""
+    return bool(
+        config.raw["model"]["fn"] == model.raw["model"]["fn"]
+        and config.raw["model"]["path"] == model.raw["model"]["path"]
+    )

@@ -107,9 +107,9 @@ def test_fifty_long_runs_take_little_memory_and_time(many: Path) -> None:
             assert told["parts"]["name"] == "run00"
             for run in listed:
                 if run["state"] != "damaged":
-                    shown = {"run": run["id"], "iteration": run["sample"]}
+                    shown: dict[str, Any] = {"run": run["id"], "iteration": run["sample"]}
                     assert ask.get("/api/thumbnail", params=shown).status_code == 200
-            image = {"run": "run00", "iteration": 40, "place": 0}
+            image: dict[str, Any] = {"run": "run00", "iteration": 40, "place": 0}
             assert ask.get("/api/image", params=image).status_code == 200
             # what one page asks for in POLLS times EVERY seconds
             before = usage()

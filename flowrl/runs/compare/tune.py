@@ -23,7 +23,6 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.installation import install
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import (
-    RESULT,
     Budgets,
     Prices,
     TimeLeft,
@@ -47,7 +46,7 @@ from flowrl.runs.compare.search_space import (
     one_line,
     said,
 )
-from flowrl.runs.folder import lock
+from flowrl.runs.folder import RESULT, lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer

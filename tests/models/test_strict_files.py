@@ -202,10 +202,9 @@ def test_a_damaged_index_of_a_pipeline_is_said(folders: Folders, tmp_path: Path,
     base = copytree(folders["sd3.5"], tmp_path / "base")
     (base / "model_index.json").write_text(text)
     with pytest.raises(ModelError):
-        merge_lora(str(base), str(tmp_path / "none.safetensors"), str(tmp_path / "merged"))
+        merge_lora(str(base), str(tmp_path / "no.safetensors"), str(tmp_path / "merged"))
     with pytest.raises(ModelError):
-        changes: dict[str, Any] = {"transformer": {"proj_out.weight": torch.ones}}
-        write_pipeline(base, tmp_path, changes=changes)
+        write_pipeline(base, tmp_path, changes={"transformer": {"proj_out.weight": torch.neg}})
     with pytest.raises(ModelError):
         architecture_of(load_config("sd3/flow_grpo", [f"model.path={base}"]))
 

@@ -28,7 +28,14 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.votes import questions, read_votes
 from flowrl.evaluation.image_files import find_images, match_prompts
 from flowrl.evaluation.pair_formats import convert_pairs
-from flowrl.evaluation.suites.image_folder import image_path, load_images, read_lines, read_setting
+from flowrl.evaluation.suites.image_folder import (
+    image_path,
+    judge_of,
+    load_images,
+    read_lines,
+    read_setting,
+    scored_line,
+)
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.runs.report.page import html_report
@@ -188,11 +195,16 @@ def suites(home: Path) -> Target:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(one_png(image))
             score = {"s": 0.5, "t": None}
-            lines.append({"file": file.name, "prompt": prompt, "image": image, "scores": score})
+            name = file.relative_to(made).as_posix()
+            lines.append({"file": name, "prompt": prompt, "image": image, "scores": score})
         record = {"prompt": f"prompt {prompt}", "tag": "t"}
         (made / f"{prompt:05}" / "metadata.jsonl").write_text(json.dumps(record) + "\n")
-    (made / "setting.json").write_text(json.dumps({"suite": "x", "steps": 2, "prompts": "p"}))
-    (made / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (made / "setting.json").write_text(
+        json.dumps({"suite": "x", "steps": 2, "prompts": "p", "rewards": {}})
+    )
+    judge = judge_of(read_setting(made))
+    texts = [json.dumps(scored_line(made, line, judge)) + "\n" for line in lines]
+    (made / "scores.jsonl").write_text("".join(texts))
 
     def read(data: bytes, folder: Path) -> Any:
         out = unpacked(data, folder / "case")

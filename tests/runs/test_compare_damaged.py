@@ -207,7 +207,7 @@ def test_files_that_are_missing_or_logs_that_are_damaged(
         for value in ("x", None, [["x"]]):
             text = "\n".join([json.dumps({**row, key: value}), *rest, ""])
             (folder / name).write_text(text)
-            with pytest.raises(RunError, match=rf"{name}, iteration \d: {key}.*start this run"):
+            with pytest.raises(RunError, match=rf"{name}, (iteration|line) \d: .*{key}"):
                 run_comparison(copied, quiet=True)
         (folder / name).write_text(kept)
     run_comparison(copied, quiet=True)

@@ -134,7 +134,10 @@ class _Log:
                 if number < ends:
                     self.first = made if self.first is None else self.first
                     self.kept.append(made)
-        except (DataError, RunError):
+        except DataError as error:
+            self._forget()
+            raise RunError(f"{self.path}: {error}") from error
+        except RunError:
             self._forget()
             raise
         self._rows += ends

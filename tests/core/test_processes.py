@@ -188,7 +188,8 @@ def test_a_signal_to_one_process_stops_all_inside_an_evaluation(both: Both) -> N
     assert [answer["code"] for answer in both.two["went on"]] == [0, 0]
     whole, mine = (read_rows(both.folder / n, "eval.jsonl")[0] for n in ("two", "went on"))
     assert mine["images"] == 10 and whole["images"] == 12
-    same(mine["tasks"]["even"], whole["tasks"]["even"], "even")
+    for key in ("mean", "images"):  # the interval looks at the other task, too
+        same(mine["tasks"]["even"][key], whole["tasks"]["even"][key], f"even/{key}")
 
 
 @pytest.mark.integration

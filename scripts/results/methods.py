@@ -271,8 +271,8 @@ stopped; configs that are not in it follow [below](#measured-one-by-one).
   interval over seeds and scenes. A star: above 0 after Holm's correction over all rows.
 - *rate*: the factor that validation prompts chose. *below base*: seeds that ended below the base
   model, or broke."""
-BASE_HEAD = """What the base model does without training, on the same prompts, in 10 steps unless the
-row says otherwise:"""
+BASE_HEAD = """What the base model does without training, on the same prompts, in 10 steps unless
+the row says otherwise:"""
 
 
 def page(text: str) -> str:

@@ -354,7 +354,7 @@ def test_lists_that_a_run_would_warn_of(tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("a red dot\na blue dot\na green dot\n")
     changes = [f"prompts.{key}={tmp_path}/some.txt" for key in ("train", "test")]
     config = toy(tmp_path, *changes, "train.prompts=5")
-    counted, short, same = prompt_lines(config)
+    counted, _, short, same = prompt_lines(config)
     assert "3 to train on" in counted
     assert "train.prompts=5 of 3: an iteration takes some of them more than once" in short
     with pytest.warns(OverlapWarning) as warned:
@@ -363,4 +363,4 @@ def test_lists_that_a_run_would_warn_of(tmp_path: Path) -> None:
     # other prompts, and as many as are taken
     (tmp_path / "others.txt").write_text("a large square\n")
     other = toy(tmp_path, *changes[:1], f"prompts.test={tmp_path}/others.txt", "train.prompts=3")
-    assert len(prompt_lines(other)) == 1
+    assert len(prompt_lines(other)) == 2

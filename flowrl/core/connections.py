@@ -43,6 +43,7 @@ class Connection(H11Protocol):
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count a new connection of its address, and wait for its first head."""
         super().connection_made(transport)
         addresses = _servers.setdefault(self.server_state, {})
         host = self.client[0] if self.client else ""

@@ -248,10 +248,12 @@ def clip_tokenizer() -> CLIPTokenizer:
 
 
 def clip_encoder() -> CLIPTextModelWithProjection:
+    """Make a text encoder of CLIP's kind."""
     return CLIPTextModelWithProjection(clip_config()).eval()
 
 
 def clip_config() -> CLIPTextConfig:
+    """Return the settings of a text encoder of CLIP's kind that reads letters."""
     vocabulary = clip_vocabulary()
     return CLIPTextConfig(
         vocab_size=len(vocabulary),
@@ -277,14 +279,19 @@ def t5_tokenizer() -> T5TokenizerFast:
     )
 
 
+def t5_settings() -> dict[str, Any]:
+    """Return the settings of a text encoder of T5's kind that reads letters."""
+    return {
+        "vocab_size": 4 + len(LETTERS),
+        "d_model": 2 * WIDTH,
+        "d_kv": 8,
+        "d_ff": 2 * WIDTH,
+        "num_layers": 1,
+        "num_heads": 2,
+        "feed_forward_proj": "gated-gelu",
+    }
+
+
 def t5_encoder() -> T5EncoderModel:
-    config = T5Config(
-        vocab_size=4 + len(LETTERS),
-        d_model=2 * WIDTH,
-        d_kv=8,
-        d_ff=2 * WIDTH,
-        num_layers=1,
-        num_heads=2,
-        feed_forward_proj="gated-gelu",
-    )
-    return T5EncoderModel(config).eval()
+    """Make a text encoder of T5's kind."""
+    return T5EncoderModel(T5Config(**t5_settings())).eval()

@@ -22,7 +22,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from flowrl.models.tiny.stills import LETTERS, WIDTH, t5_tokenizer
+from flowrl.models.tiny.stills import WIDTH, t5_settings, t5_tokenizer
 
 # what the scheduler's file of the released models sets
 UNIPC: dict[str, Any] = {
@@ -162,13 +162,4 @@ def _residual_vae() -> AutoencoderKLWan:
 
 def umt5() -> UMT5EncoderModel:
     """Make a text encoder."""
-    config = UMT5Config(
-        vocab_size=4 + len(LETTERS),
-        d_model=2 * WIDTH,
-        d_kv=8,
-        d_ff=2 * WIDTH,
-        num_layers=1,
-        num_heads=2,
-        feed_forward_proj="gated-gelu",
-    )
-    return UMT5EncoderModel(config).eval()
+    return UMT5EncoderModel(UMT5Config(**t5_settings())).eval()

@@ -101,6 +101,12 @@ def test_prose_has_at_most_100_columns(name: str) -> None:
     assert long == []
 
 
+@every_page
+def test_no_link_is_cut_by_a_line(name: str) -> None:
+    """A target that goes on in the next line leads nowhere."""
+    assert re.findall(r"\]\([^)\n]*\n", prose(PAGES[name])) == []
+
+
 # ----------------------------------------------------------------------------------------- commands
 
 

@@ -1,4 +1,5 @@
-"""What the trained tensors of a checkpoint mean: settings that change it without changing a shape.
+"""What a checkpoint belongs to: settings that change what its tensors mean without changing a
+shape, and what a run's draws follow from.
 
 A checkpoint keeps them, and whoever reads its tensors into a model compares them: what an adapter
 adds is scaled by alpha / rank, a network with other heads or another base computes something else
@@ -15,6 +16,8 @@ from typing import Any
 from flowrl.config.load import Config, flat
 from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import CheckpointError
+from flowrl.core.prompts import PromptSet, prompts_hash
+from flowrl.training.checkpoint_state import CheckpointState
 from flowrl.training.method import Method
 
 KEY = "meaning"  # in a checkpoint's state
@@ -57,6 +60,11 @@ def check_meaning(state: Mapping[str, Any], now: Mapping[str, Any], where: Path 
     for key, value in now.items():
         own = key.startswith(OF_MODEL)
         then = kept.get(key, value if own else _NOTHING)
+        if then is _NOTHING and any(name.startswith(f"{key}.") for name in kept):
+            raise CheckpointError(
+                f"{where} was trained with the section {key}, which the config has not: set it "
+                "back, or train anew"
+            )
         if then is _NOTHING:
             raise CheckpointError(f"{where}: {KEY}: {key} is missing; take another checkpoint")
         if then != value or isinstance(then, bool) != isinstance(value, bool):
@@ -65,6 +73,27 @@ def check_meaning(state: Mapping[str, Any], now: Mapping[str, Any], where: Path 
                 f"was trained with {_shown(then)}: its numbers would mean something else; set it "
                 "back, or train anew"
             )
+
+
+def draws_of(config: Config, train: PromptSet) -> dict[str, Any]:
+    """Return what all draws of a run follow from, beside the iteration."""
+    return {"seed": config.seed, "prompts_hash": prompts_hash(train)}
+
+
+def check_draws(state: CheckpointState, config: Config, train: PromptSet, where: Path) -> None:
+    """Raise CheckpointError where a run would go on with the draws of another one."""
+    now, other = draws_of(config, train), "begin a new run from these weights with train.start"
+    if state.seed not in (None, now["seed"]):
+        raise CheckpointError(
+            f"seed: {where} was trained with {state.seed}, and the config says {now['seed']}: the "
+            f"run would be neither of the two; give the seed back, or {other}"
+        )
+    if state.prompts_hash not in (None, now["prompts_hash"]):
+        raise CheckpointError(
+            f"prompts.train: {train.path} is another list than that which {where} was trained on "
+            f"(prompts_hash was {state.prompts_hash}, and is {now['prompts_hash']}): bring the "
+            f"list back, or {other}"
+        )
 
 
 def _shown(value: Any) -> str:

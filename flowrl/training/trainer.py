@@ -22,7 +22,6 @@ from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState
-from flowrl.core.prompts import prompts_hash
 from flowrl.core.shards import here, is_share
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.reward_metrics import finished_distances
@@ -30,7 +29,7 @@ from flowrl.training import checkpoint
 from flowrl.training.batches import join
 from flowrl.training.checkpoint_state import CheckpointState, checked_state
 from flowrl.training.learn import learn
-from flowrl.training.meaning import KEY, check_meaning, meaning_of
+from flowrl.training.meaning import KEY, check_draws, check_meaning, draws_of, meaning_of
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,
@@ -138,7 +137,7 @@ class Trainer(Run):
         # what is no tensor goes to state.json
         about = {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()}
         about |= {"parts": parts, "monitors": self.memory, KEY: self._meaning()}
-        about |= self._drawn_from()
+        about |= draws_of(self.config, self.train_set)
         # of tensors that are spread over processes each one writes its rows, of the rest the first
         if self.sharded:
             shares = {k: rows for k, rows in files.items() if any(map(is_share, rows.values()))}
@@ -180,7 +179,7 @@ class Trainer(Run):
             if name not in files:
                 raise KeyError(name)
         check_settings(self.config.optimizer.kwargs, state.optimizer, f"{folder}")
-        self._check_draws(state, folder)
+        check_draws(state, self.config, self.train_set, folder)
         check_saved(self.params, files, "current")
         self.parts.check_states(self, [*state.parts], folder)
         check_meaning(raw, self._meaning(), folder)
@@ -202,25 +201,6 @@ class Trainer(Run):
         saved = files["optimizer"]
         optimizer_from_tensors(self.optimizer, saved, state.optimizer, f"{folder}: optimizer")
         self.state.iteration, self.state.memory = state.iteration, state.monitors
-
-    def _drawn_from(self) -> dict[str, Any]:
-        """Return what all draws of a run follow from, beside the iteration."""
-        return {"seed": self.config.seed, "prompts_hash": prompts_hash(self.train_set)}
-
-    def _check_draws(self, state: CheckpointState, folder: Path) -> None:
-        """Raise CheckpointError where a run would go on with the draws of another one."""
-        now, other = self._drawn_from(), "begin a new run from these weights with train.start"
-        if state.seed not in (None, now["seed"]):
-            raise CheckpointError(
-                f"seed: {folder} was trained with {state.seed}, and the config says {now['seed']}: "
-                f"the run would be neither of the two; give the seed back, or {other}"
-            )
-        if state.prompts_hash not in (None, now["prompts_hash"]):
-            raise CheckpointError(
-                f"prompts.train: {self.train_set.path} is another list than that which {folder} "
-                f"was trained on (prompts_hash was {state.prompts_hash}, and is "
-                f"{now['prompts_hash']}): bring the list back, or {other}"
-            )
 
     def _shared_as(self, file: str, name: str) -> Tensor | None:
         """Return the parameter that a checkpoint's tensor is shared out as, if there is one."""

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Train the embedded base model with AWM, from a fresh clone; sets everything up first. Arguments go to the
-# command line: bash scripts/quickstart.sh train.iterations=18 --run runs/short
+# Train the embedded base model with AWM for a few minutes, from a fresh clone; sets everything up
+# first. Arguments go to the command line: bash scripts/quickstart.sh --run runs/another
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export HF_HUB_OFFLINE=1 # everything that it needs is in the checkout
-echo "==> flowrl train shapes/awm $*"
-"$VIRTUAL_ENV/bin/flowrl" train shapes/awm "$@"
+echo "==> flowrl train shapes/awm train.iterations=18 $*"
+"$VIRTUAL_ENV/bin/flowrl" train shapes/awm train.iterations=18 "$@"
+echo "train on, to the length of the demonstration: bash scripts/quickstart.sh train.iterations=63 $*"

@@ -24,7 +24,7 @@ from torch import Tensor
 from flowrl.config.compose import PAIR
 from flowrl.config.load import load_config
 from flowrl.core.errors import FlowRLError
-from flowrl.core.files import write_json
+from flowrl.core.files import write_text
 from flowrl.core.installation import environment
 from flowrl.core.shipped_files import list_models
 from flowrl.core.tables import markdown_table
@@ -113,6 +113,20 @@ def read() -> Outcomes:
     return found
 
 
+def write(found: Outcomes, rows: list[dict[str, Any]]) -> None:
+    """Write the file, a line for each model and for each pair that was trained."""
+    models = [f"{json.dumps(model)}: {json.dumps(one)}" for model, one in found.items()]
+    trained = map(json.dumps, rows)
+    parts = {
+        "pairs": "{\n" + ",\n".join(models) + "\n}",
+        "seed": f"{SEED}",
+        "trained": "[\n" + ",\n".join(trained) + "\n]",
+        "environment": json.dumps(environment()),
+    }
+    sections = [f'"{name}": {text}' for name, text in parts.items()]
+    write_text(FILE, "{\n" + ",\n".join(sections) + "\n}\n")
+
+
 def main() -> None:
     """Bind all pairs; train some of them."""
     parser = argparse.ArgumentParser(
@@ -122,8 +136,7 @@ def main() -> None:
     count = parser.parse_args().train
     found = {model: outcomes(model) for model in list_models()}
     rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"] if FILE.exists() else []
-    told: dict[str, Any] = {"pairs": found, "seed": SEED, "trained": rows}
-    write_json(FILE, told | {"environment": environment()})
+    write(found, rows)
     if not count:
         return
     # a pair that was trained is not trained again
@@ -132,8 +145,7 @@ def main() -> None:
     for pair in pairs:
         if pair not in done:
             done[pair] = trained(*pair)
-        told["trained"] = [done[one] for one in pairs if one in done]
-        write_json(FILE, told | {"environment": environment()})
+        write(found, [done[one] for one in pairs if one in done])
 
 
 # ------------------------------------------------------------------------------------ the matrix

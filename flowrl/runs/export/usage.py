@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.cost.architecture import references
@@ -315,7 +316,8 @@ def _quoted(text: str) -> str:
 
 def local(facts: CardFacts) -> str:
     """Return the base model's path as a card may show it."""
-    return str(shown(str(facts.config.model.kwargs.get("path", "base-model"))))
+    path = str(facts.config.model.kwargs.get("path", PYTHON))
+    return "base-model" if path == PYTHON else str(shown(path))
 
 
 def call_arguments(config: Config) -> list[str]:

@@ -94,6 +94,34 @@ def test_a_damaged_file_spoils_no_page(home: Path, name: str, what: str) -> None
     assert "Damaged runs" in page or answer.status_code == 200
 
 
+LONG = "train: {iterations: 100000}\n"
+EXTREMES = {
+    "a whole number that is nearly too large": {
+        "config.yaml": LONG,
+        "timing.jsonl": '{"iteration": 0, "total": 1' + "0" * 308 + "}",
+    },
+    "a sum that is too large": {
+        "config.yaml": LONG,
+        "timing.jsonl": '{"iteration": 0, "total": 1.7e308}\n{"iteration": 1, "total": 1.7e308}',
+    },
+    "iterations of 400 digits": {"config.yaml": f"train: {{iterations: {DIGITS}}}"},
+    "5,000 digits in base 16": {"config.yaml": "a: 0x" + "f" * 5000},
+    "a limit without end": {"config.yaml": "monitors: {ratio: {spread: .inf}}"},
+}
+
+
+@pytest.mark.parametrize("what", EXTREMES)
+def test_numbers_at_the_end_of_their_range_spoil_no_page(home: Path, what: str) -> None:
+    """Each may be read; what is worked out with it may be no number."""
+    for name, text in EXTREMES[what].items():
+        put(home / "other" / name, text)
+    with TestClient(make_app(home, home / "votes"), base_url="http://localhost") as client:
+        listed = {run["id"]: run for run in client.get("/api/runs").json()}
+        assert listed["good"]["score"] == 0.7
+        assert client.get("/api/story", params={"run": "other"}).status_code in (200, 422)
+    assert "good" in html_report(home / "good", home / "other", show_damaged=True)
+
+
 def test_the_reason_stands_on_the_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(home / "other" / "summary.json", '{"before": {}, "after": 3, "x": "<script>"}')
     with pytest.raises(RunError, match="summary.json: after: input should be a valid dict"):

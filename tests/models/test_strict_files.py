@@ -20,6 +20,7 @@ from torch import Tensor
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import architecture_of, find_folder
+from flowrl.models.files.single import convert
 from flowrl.models.files.weights import weight_files
 from flowrl.models.loading import locate
 from flowrl.runs.export.export import write_pipeline
@@ -235,6 +236,17 @@ def test_a_single_file_is_converted_once(
     assert asked[0]["torch_dtype"] == torch.float16
     load_folder("sdxl", other)
     assert len(asked) == 2 and asked[1]["torch_dtype"] == torch.float32
+    # two processes of a run at once: the other one has put its folder there meanwhile
+    third = tmp_path / "third.safetensors"
+    save_file({"a": torch.ones(4)}, third)
+
+    def slow(file: str, **given: Any) -> Any:
+        monkeypatch.setattr(StableDiffusionXLPipeline, "from_single_file", read)
+        convert(third, StableDiffusionXLPipeline)
+        return read(file, **given)
+
+    monkeypatch.setattr(StableDiffusionXLPipeline, "from_single_file", slow)
+    assert convert(third, StableDiffusionXLPipeline) == locate(str(third))
     for name, value in plain.network.state_dict().items():
         assert torch.equal(value, model.network.state_dict()[name])
 

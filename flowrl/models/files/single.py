@@ -56,11 +56,14 @@ def convert(file: Path, pipeline_class: Any) -> Path:
     # a checker that SD 1.x may have is not used
     known = inspect.signature(pipeline_class.__init__).parameters
     given: dict[str, Any] = {"safety_checker": None} if "safety_checker" in known else {}
+    folder = cache_folder() / _digest(file, *_stamp(file))
     try:
         pipeline = read(str(file), torch_dtype=_dtype(file), **given)
-        with replacing(cache_folder() / _digest(file, *_stamp(file))) as draft:
+        with replacing(folder) as draft:
             pipeline.save_pretrained(draft, safe_serialization=True)
     except Exception as error:  # the libraries raise every kind
+        if (folder / INDEX).is_file():  # another process of the run was faster
+            return folder
         first = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"{file}: could not be converted to a {name}: {type(error).__name__}: {first}. A file "
@@ -68,7 +71,7 @@ def convert(file: Path, pipeline_class: Any) -> Path:
             "the network into it by NETWORK.from_single_file(FILE).save_pretrained(FOLDER/part). "
             "diffusers fetches settings and tokenizers of the released model from the hub once"
         ) from error
-    return cache_folder() / _digest(file, *_stamp(file))
+    return folder
 
 
 def what_it_is(folder: Path) -> str:

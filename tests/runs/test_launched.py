@@ -113,6 +113,19 @@ def test_processes_of_two_runs_are_told(tmp_path: Path, other: str, said: str) -
     assert not (tmp_path / "run").exists()
 
 
+def test_processes_of_two_suites_are_told(tmp_path: Path) -> None:
+    """Each would draw its share of the images by its own settings, into one folder."""
+    toy = str(write_toy(tmp_path))
+    words = ["-m", "flowrl", "eval", toy, "--suite", "aesthetic", "--plugin", "toykit"]
+    words += ["--prompts", str(tmp_path / "test.jsonl"), "--out", str(tmp_path / "out")]
+    words += ["--set", "rewards={red: {fn: toykit.redness}}"]
+    commands = [words, [*words, "--seed", "4"]]
+    for code, text in run_both(commands, ranks(free_port())):
+        assert code == 2, text
+        assert "process 1 of 2 has another suite than process 0, there and here: seed: " in text
+    assert not (tmp_path / "out").exists()
+
+
 ALONE = """
 import threading, time
 from flowrl.core import processes

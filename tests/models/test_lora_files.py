@@ -261,7 +261,13 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         lambda tensors: tensors.update(
             {f"{LAYER}.lora_A.weight": torch.ones(2, 16).to(torch.int8)}
         ),
-        "quantised matrices",
+        "lora_A.weight holds numbers of kind int8: weights that were quantised",
+    ),
+    "8 bits": (
+        lambda tensors: tensors.update(
+            {f"{LAYER}.lora_A.weight": torch.ones(2, 16).to(torch.float8_e4m3fn)}
+        ),
+        "lora_A.weight holds numbers of kind float8_e4m3fn: weights that were quantised",
     ),
     "nothing": (times(0.0), "all of its updates are zero"),
     "no numbers": (times(float("nan")), "expected finite numbers"),

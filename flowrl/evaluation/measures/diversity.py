@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torchvision.transforms import InterpolationMode
 
-from flowrl.core.devices import misfits
+from flowrl.core.devices import check_folder, misfits
 from flowrl.core.errors import ConfigError, DataError, ModelError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -62,6 +62,7 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
             f"{path}: expected all weights of the {type(network).__name__} that config.json "
             f"describes, got {wrong}; copy the files again, or take the encoder's own folder"
         )
+    check_folder(path, "the encoder")
     network = network.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

@@ -45,10 +45,8 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
         )
         # how images have to be prepared stands beside the weights, where at all
         bare = Path(path).is_dir() and not (Path(path) / "preprocessor_config.json").exists()
-        if bare:
-            ready = _plain(network.config.image_size)
-        else:
-            ready = _by(AutoImageProcessor.from_pretrained(path, **options))
+        own = None if bare else AutoImageProcessor.from_pretrained(path, **options)
+        ready = _plain(network.config.image_size) if own is None else _by(own)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(
@@ -63,7 +61,7 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
             f"describes, got {wrong}; copy the files again, or take the encoder's own folder"
         )
     check_folder(path, "the encoder")
-    network = network.to(device).eval().requires_grad_(False)
+    network.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()
     def look(images: Tensor) -> Tensor:

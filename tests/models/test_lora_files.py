@@ -439,3 +439,12 @@ def test_kohya_s_file_keeps_its_rank(
     model = folders.load("flux", lora={"rank": 2, "alpha": 6.0})
     begin(model, path)
     close(added(model), cases("flux").want)
+
+
+def test_whole_weights_that_were_quantised(folders: Folders, tmp_path: Path) -> None:
+    """To begin with them would be to begin with noise."""
+    model = folders.load("sd3.5", tune="full")
+    stored = {name: p.detach().char() for name, p in model.trainable().items()}
+    save_file(stored, tmp_path / "start.safetensors")
+    with pytest.raises(FlowRLError, match="holds numbers of kind int8: weights that were quant"):
+        begin(model, tmp_path / "start.safetensors")

@@ -309,8 +309,18 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     config = folder / ("scheduler_config.json" if "Scheduler" in kind else "config.json")
     if not config.is_file():
         raise ModelError(f"{folder}: no {config.name} in it")
-    _read_json(config)
-    return set() if "Scheduler" in kind else stored_tensors(weight_files(folder).files)
+    settings = _read_json(config)
+    if "Scheduler" in kind:
+        return set()
+    # how the files were packed; the libraries would unpack them for inference
+    packed = settings.get("quantization_config") if isinstance(settings, dict) else None
+    if packed:
+        how = packed.get("quant_method", packed) if isinstance(packed, dict) else packed
+        raise ModelError(
+            f"{config}: quantization_config says that the weights were quantised ({how}), which "
+            "cannot be trained; take the model's files of 16 or 32 bits"
+        )
+    return stored_tensors(weight_files(folder).files)
 
 
 def _check_network(folder: Path, network: Any, stored: set[str], *, quantized: bool) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrl.core.abilities import TakesLora
+from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.processes import shared_as, whole
 from flowrl.core.shipped_files import resource
@@ -138,9 +139,11 @@ def _tensors(
         files, _ = checkpoint.open_checkpoint(path)
         return files[_averaged(files)]
     try:
-        return load_file(path)
+        found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{key}: {path}: no safetensors file: {error}") from error
+    check_wide(kinds_of(found), path)
+    return found
 
 
 def _averaged(files: CheckpointTensors) -> str:

@@ -19,7 +19,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,10 @@ def own_seconds(row: Mapping[str, float]) -> float:
     return row["total"] - sum(row.get(key, 0.0) for key in BESIDE)
 
 
-def ends(folder: Path) -> tuple[list[str], np.ndarray]:
-    """Read a run's first and last evaluation -> task of each prompt, shares right [2, P]."""
-    rows = [read_rows(folder, EVALS)[place] for place in (0, -1)]
-    tags = [task for task, some in rows[0]["by_prompt"].items() for _ in some]
-    shares = []
-    for row in rows:
-        shares.append([share for some in row["by_prompt"].values() for share in some])
-    return tags, np.array(shares)
+def ends(folder: Path) -> list[dict[str, list[float]]]:
+    """Read a run's first and last evaluation -> by task, the share right of each prompt."""
+    rows = read_rows(folder, EVALS)
+    return [rows[0]["by_prompt"], rows[-1]["by_prompt"]]
 
 
 def one(folder: Path) -> dict[str, Any]:
@@ -68,17 +64,19 @@ def one(folder: Path) -> dict[str, Any]:
         "minutes": round(sum(row["total"] for row in rows) / 60, 2),
         "iteration_seconds": {name: round(value, 2) for name, value in figures.items()},
         "validation": [[row["iteration"], score_of(row)] for row in read_rows(folder, EVALS)],
+        "shares": ends(folder),
         "environment": read_object(folder, ENVIRONMENT),
     }
 
 
-def gain(folders: Sequence[Path]) -> dict[str, Any]:
+def gain(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Work out the gain over all runs with its interval, over seeds and prompts."""
-    tags, _ = ends(folders[0])
-    differences = []
-    for folder in folders:
-        before, after = ends(folder)[1]
-        differences.append(after - before)
+    tags, differences = list[str](), []
+    for run in runs:
+        before, after = run["shares"]
+        tags = [task for task, some in before.items() for _ in some]
+        pairs = zip(before.values(), after.values(), strict=True)
+        differences.append(np.concatenate([np.subtract(b, a) for a, b in pairs]))
     found = crossed(np.array(differences), tags)
     return {"mean": found["mean"], "interval": found["interval"]}
 
@@ -121,11 +119,12 @@ def main() -> None:
         if not (folder / SUMMARY).exists():
             own = [f"seed={seed}", *args.changes, "--run", str(folder)]
             subprocess.run(command(own), check=True, cwd=ROOT)
+    runs = {str(seed): one(folder) for seed, folder in zip(args.seeds, folders, strict=True)}
     result: dict[str, Any] = {
         "kind": "flowrl quickstart",
         "command": shlex.join(["python", *sys.argv]),
-        "gain": gain(folders),
-        "runs": {str(seed): one(f) for seed, f in zip(args.seeds, folders, strict=True)},
+        "gain": gain(runs.values()),
+        "runs": runs,
     }
     write_json(args.out, result)
     print(f"{result['gain']['mean']:+.3f} on the validation prompts")

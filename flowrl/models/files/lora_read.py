@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ModelError
 from flowrl.core.files import is_finite_number, read_text
 from flowrl.models.files.lora_names import Place, places_of
@@ -117,6 +118,7 @@ def read_lora(path: Path, networks: Mapping[str, nn.Module], alpha: float | None
     updates, stated = dict[str, Update](), True
     for file, (prefix, network) in pairs:
         tensors, about = _opened(file)
+        check_wide(kinds_of(tensors), file)
         scales = _Scales(file, about, alpha)
         for name, update in _updates(file, tensors, network, scales).items():
             updates[prefix + name] = update
@@ -215,8 +217,6 @@ def _of_pair(
         has = " and ".join(sorted(held))
         raise ModelError(f"{where}: expected a matrix down (A) and a matrix up (B), got {has} only")
     down, up = held["down"], held["up"]
-    if not (down.is_floating_point() and up.is_floating_point()):
-        raise ModelError(f"{where}: quantised matrices; expected numbers of 16 or 32 bits")
     if down.dim() < 2 or up.dim() < 2 or not (down.numel() and up.numel()):
         raise ModelError(f"{where}: expected matrices, got {[*down.shape]} and {[*up.shape]}")
     down, up = down.float().flatten(1), up.float().flatten(1)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
+from flowrl.models.files.lora_read import looks_like_lora
 from flowrl.models.files.weights import fingerprint
 from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
 from flowrl.models.lora import first_values, without_adapters
@@ -216,6 +218,19 @@ class TunedPipeline:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
         return trained_parameters(self.network)
+
+    def from_lora(self, path: Path, alpha: float | None) -> Iterator[tuple[str, Tensor]] | None:
+        """Return the trained parameters that a LoRA file changes, as `started` yields them; None
+        for what is no LoRA."""
+        from flowrl.models.files.lora_start import started  # late: it loads peft
+
+        if path.is_file():
+            with safe_open(path, framework="pt") as stored:
+                if not looks_like_lora(stored.keys()):
+                    return None
+        paths = {prefix: prefix.removesuffix(".") for prefix in self._folders}
+        networks = {prefix: self.network.get_submodule(name) for prefix, name in paths.items()}
+        return started(path, networks, self.trainable(), alpha)
 
     def _identify(self) -> dict[str, Any]:
         """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's

@@ -177,6 +177,7 @@ PROSE: dict[str, list[str]] = {
     "two spaces": ["a  cat", "a  dog"],
     "a rule below a sentence": ["a cat", "-----", "a dog"],
     "a tab somewhere": ["a cat\tand a dog", "a cow"],
+    "long lines of symbols": ["-" * 10**6 + "x", "".join(map(chr, range(0x2010, 0x2FFF))), "a"],
 }
 
 

@@ -171,6 +171,9 @@ def _read_txt(text: str, file: str) -> Items:
     tabs = {line.count("\t") for _, line in lines}
     if len(lines) > 1 and len(tabs) == 1 and tabs != {0}:
         raise _unread(lines[0][0], "columns with tabs between them and no header", _NAMED)
+    # the name of a column above sentences, and no prompt
+    if prompt_name([first]) is not None and any(" " in line for _, line in lines[1:]):
+        del lines[0]
     # a list whose every line stands in quotes was quoted by a program
     quoted = len(lines) > 1 and all(_QUOTED.fullmatch(line) for _, line in lines)
     for where, line in lines:

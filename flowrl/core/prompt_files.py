@@ -171,6 +171,9 @@ def _read_txt(text: str, file: str) -> Items:
     tabs = {line.count("\t") for _, line in lines}
     if len(lines) > 1 and len(tabs) == 1 and tabs != {0}:
         raise _unread(lines[0][0], "columns with tabs between them and no header", _NAMED)
+    # the name of a column above sentences, and no prompt
+    if prompt_name([first]) is not None and any(" " in line for _, line in lines[1:]):
+        del lines[0]
     # a list whose every line stands in quotes was quoted by a program
     quoted = len(lines) > 1 and all(_QUOTED.fullmatch(line) for _, line in lines)
     for where, line in lines:
@@ -306,7 +309,8 @@ Row = tuple[str, list[str]]  # "file, line 3", and the cells
 _SYMBOLS = re.compile(r"""(?:[\x1c-\x1f]|[^\w\s"'./()&!?+-])+""")
 _RARE = "~^§¦¬\x01\x1f"
 _NAME = re.compile(r"[^\W\d][\w -]*")
-_RULE = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")  # of a table that was drawn with letters
+_RULED = set(" |+:=-")  # what a line of a table is drawn with
+LONGEST_HEADER = 2000  # letters of a line that may name columns
 _NAMED = "Name the columns in a first line and call the file .tsv"
 
 
@@ -314,7 +318,7 @@ def _check_layout(lines: list[tuple[str, str]], word: re.Pattern[str]) -> None:
     """Raise DataError for a table of a kind that is not read, whose lines would be taken for
     prompts. It is known by its first line: names of columns, each a `word`."""
     rest = [line for _, line in lines[1:]]
-    if not rest:
+    if not rest or len(lines[0][1]) > LONGEST_HEADER:
         return
     where, first = lines[0]
 
@@ -331,8 +335,9 @@ def _check_layout(lines: list[tuple[str, str]], word: re.Pattern[str]) -> None:
     # columns that spaces align, or lines
     if names_columns(re.split(r" {2,}", first)) and any("  " in line for line in rest):
         raise _unread(where, "columns of fixed width", _SAVE)
-    if any(map(_RULE.fullmatch, [first, rest[0]])):
-        head = rest[0] if _RULE.fullmatch(first) else first
+    ruled = [set(line) <= _RULED and ("--" in line or "==" in line) for line in (first, rest[0])]
+    if any(ruled):
+        head = rest[0] if ruled[0] else first
         if prompt_name(cell.strip() for cell in head.split("|")) is not None:
             raise _unread(where, "a table that was drawn for people", _SAVE)
 

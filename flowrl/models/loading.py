@@ -32,7 +32,13 @@ from flowrl.core.processes import shared_as
 from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
 from flowrl.models.files.single import convert, converted, what_it_is
-from flowrl.models.files.weights import VARIANTS, check_complete, stored_tensors, weight_files
+from flowrl.models.files.weights import (
+    VARIANTS,
+    check_complete,
+    check_plain,
+    stored_tensors,
+    weight_files,
+)
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
@@ -312,14 +318,7 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     settings = _read_json(config)
     if "Scheduler" in kind:
         return set()
-    # how the files were packed; the libraries would unpack them for inference
-    packed = settings.get("quantization_config") if isinstance(settings, dict) else None
-    if packed:
-        how = packed.get("quant_method", packed) if isinstance(packed, dict) else packed
-        raise ModelError(
-            f"{config}: quantization_config says that the weights were quantised ({how}), which "
-            "cannot be trained; take the model's files of 16 or 32 bits"
-        )
+    check_plain(folder, settings)
     return stored_tensors(weight_files(folder).files)
 
 

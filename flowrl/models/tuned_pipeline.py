@@ -36,6 +36,8 @@ PATH_KEYS = (
     "trained_betas",
     "rescale_betas_zero_snr",
 )
+# settings of a VAE that say which latents a network sees
+LATENT_KEYS = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
 
 
 def load_for_tuning(
@@ -234,7 +236,8 @@ class TunedPipeline:
 
     def _identify(self) -> dict[str, Any]:
         """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's
-        alpha, the networks' settings, which path of noise they predict, and the frozen weights."""
+        alpha, the networks' settings, which path of noise they predict, the scale of the latents,
+        and the frozen weights."""
         found: dict[str, Any] = {}
         tuning, scheduler = self.tuning, self.pipeline.scheduler.config
         if tuning.tune == "lora":
@@ -244,6 +247,8 @@ class TunedPipeline:
             settings = {k: v for k, v in config.items() if not k.startswith(("_", "quantization"))}
             found |= {f"network.{prefix}{key}": value for key, value in settings.items()}
         found |= {f"scheduler.{key}": scheduler[key] for key in PATH_KEYS if key in scheduler}
+        vae = getattr(getattr(self.pipeline, "vae", None), "config", {})
+        found |= {f"vae.{key}": vae[key] for key in LATENT_KEYS if key in vae}
         there = all(folder.is_dir() for folder in self._folders.values())
         if there and (tuning.tune == "lora" or tuning.layers is not None):
             found["base model"] = fingerprint(self._folders.values())

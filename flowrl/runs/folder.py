@@ -272,8 +272,8 @@ def check_lines(run: RunPath, iterations: int) -> None:
         made = f"seq -f '{{\"iteration\": %.0f}}' {begin} {end}"
         into = "" if seen else f" > {shlex.quote(str(path))}"
         ways.append(
-            "go on without these numbers: lines that hold nothing else in their places, as "
-            f"`{made}{into}` writes them"
+            "go on without these numbers, with a line for each in its place that holds its "
+            f"iteration alone: `{made}{into}`"
         )
     state = "" if path.exists() else ", which is not there"
     raise RunError(

@@ -25,6 +25,7 @@ from flowrl.core.types import Source
 from .request_queue import ScoreRequest
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MOST_VALUES = 2**20  # of a request's JSON, beside what is in its texts: 0.1 GB
 MOST_SOURCES = 16  # of one image, on average
 PIXEL, START_PIXEL = 3, 12  # bytes of a decoded pixel: of an image, of a source, which is floats
 KEYS = ("images", "prompts", "frames", "group", "meta", "sigma", "rewards", "sources", "source")
@@ -282,6 +283,15 @@ def _sources(
 
 
 def _json(body: bytes | bytearray) -> Any:
+    # an empty list of three bytes takes 64 of memory; in images there is none of these letters
+    values = sum(map(body.count, b",[{"))
+    if values > MOST_VALUES:
+        raise RequestRefused(
+            413,
+            "size",
+            f"the body: expected at most {MOST_VALUES} commas and brackets, got {values}; send "
+            "fewer images or records at a time",
+        )
     try:
         return parse_json(body, "the body", error=DataError, values=False)
     except DataError as error:

@@ -44,6 +44,7 @@ TABLES: dict[str, tuple[str, str, list[str]]] = {
     "quoted lines with commas behind": ("p.csv", QUOTED.replace('"\n', '",\n'), TWO),
     "quoted lines of a text": ("p.txt", QUOTED, TWO),
     "one column, commas as in prose": ("p.csv", f"Prompt\n{PLAIN}", TWO),
+    "a column of a text": ("p.txt", "Prompts\na cat\na dog\n", ["a cat", "a dog"]),
     "a text with old line ends": ("p.txt", "a cat\ra dog\r", ["a cat", "a dog"]),
     "JSONL named a text": ("p.txt", '{"text": "a cat"}\n{"text": "a dog"}\n', ["a cat", "a dog"]),
     "a table named a text": ("p.txt", 'id,Prompt\n1,a cat\n2,"a, b"\n', ["a cat", "a, b"]),
@@ -173,10 +174,12 @@ PROSE: dict[str, list[str]] = {
     "symbols": ["a ~ b", "c^d", "a cat #1", "text: hello", "50% off, $3"],
     "a colon in each": ["text: hello", "text: world"],
     "one line": ["id~prompt"],
+    "words alone": ["text", "caption", "bird"],
     "columns elsewhere": ["prompt~tag", "a cat"],
     "two spaces": ["a  cat", "a  dog"],
     "a rule below a sentence": ["a cat", "-----", "a dog"],
     "a tab somewhere": ["a cat\tand a dog", "a cow"],
+    "long lines of symbols": ["-" * 10**6 + "x", "".join(map(chr, range(0x2010, 0x2FFF))), "a"],
 }
 
 

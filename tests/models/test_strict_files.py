@@ -132,6 +132,8 @@ def test_weights_that_were_quantised(
     said = rf"^{file}: .*weight holds numbers of kind {kind}: weights that were quantised"
     with pytest.raises(ModelError, match=said):
         load_folder("flux", folder).encode(["a cat"])
+    with pytest.raises(ModelError, match=said):  # a plan says so, too
+        architecture_of(load_config("flux/flow_grpo_fast", [f"model.path={folder}"]))
 
 
 def test_settings_that_say_that_weights_were_quantised(folders: Folders, tmp_path: Path) -> None:

@@ -82,16 +82,8 @@ def trained_checks(result: Result, _: Path) -> Result:
 
 
 def quickstart(result: Result, _: Path) -> Result:
-    """The gain of all runs by the shares of their prompts, which the command adds to a file that
-    lacks them. An older kind has the means of tasks alone."""
-    if "runs" in result:
-        return {**result, "gain": module_of("results", "quickstart").gain(result["runs"].values())}
-    again = copy.deepcopy(result)
-    tasks = again["test"]["tasks"].values()
-    for one in (again["test"], *tasks):
-        one["interval"] = [None, None]
-    again["test"]["mean"] = sum(task["mean"] for task in tasks) / len(tasks)
-    return again
+    """The gain of all runs by the shares of their prompts."""
+    return {**result, "gain": module_of("results", "quickstart").gain(result["runs"].values())}
 
 
 def counted_doctor(result: Result, _: Path) -> Result:

@@ -33,7 +33,13 @@ from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError,
 from flowrl.core.version import __version__
 from rewards.remote.http import make_app
 from rewards.remote.messages import read_fault, refusal
-from rewards.remote.read_request import Decoded, RequestLimits, RequestRefused, parse
+from rewards.remote.read_request import (
+    Decoded,
+    RequestLimits,
+    RequestRefused,
+    parse,
+    parse_records,
+)
 from rewards.remote.request_queue import RequestQueue
 
 HERE = "http://localhost"
@@ -60,6 +66,19 @@ def test_a_source_counts_as_often_as_it_is_named() -> None:
     found = parse(edit_request(1, images=16), ("red",), limits)
     assert [len(source) for source in found.source] == [1] * 16
     assert found.source[0] is found.source[15]
+
+
+@pytest.mark.parametrize("of", ["[]", "{}", "1"])
+def test_many_small_values_are_refused_before_they_are_made(
+    of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MB of empty lists would be 90 MB; the limit is of any request, also of records."""
+    monkeypatch.setattr("rewards.remote.read_request.parse_json", None)
+    body = b'{"meta": [' + f"{of},".encode() * 2**20 + b'1], "images": [], "prompts": []}'
+    for read in (lambda: parse(body, ("a",), RequestLimits()), lambda: parse_records(body, "a")):
+        with pytest.raises(RequestRefused, match="at most 1048576 commas and brackets") as caught:
+            read()
+        assert (caught.value.status, caught.value.kind) == (413, "size")
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:

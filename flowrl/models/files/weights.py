@@ -131,6 +131,20 @@ def stored_tensors(files: Iterable[Path]) -> set[str]:
     return names
 
 
+def check_plain(folder: Path, settings: Any) -> None:
+    """Raise ModelError where a part's settings, or those of its files that are there, hold weights
+    that were quantised."""
+    packed = settings.get("quantization_config") if isinstance(settings, dict) else None
+    if packed:  # the libraries would unpack them for inference
+        how = packed.get("quant_method", packed) if isinstance(packed, dict) else packed
+        raise ModelError(
+            f"{folder / 'config.json'}: quantization_config says that the weights were quantised "
+            f"({how}), which cannot be trained; take the model's files of 16 or 32 bits"
+        )
+    if any(folder.glob(f"*{ENDING}")):
+        stored_tensors(filter(Path.is_file, weight_files(folder).files))
+
+
 def check_complete(
     folder: Path, missing: Collection[str], more: Collection[str] = (), ignored: Iterable[str] = ()
 ) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import parse_json, read_json, shaped, write_text
+from flowrl.core.files import parse_json, read_json, refuse_pipe, shaped, write_text
 
 RunPath = str | os.PathLike[str]
 Rows = list[dict[str, Any]]
@@ -144,8 +144,7 @@ def read_rows(run: RunPath, name: str) -> Rows:
 def read_bytes(path: Path, start: int = 0) -> bytes:
     """Read a log from a byte on; nothing of one that is not there. Raises RunError."""
     try:
-        if path.is_fifo():
-            raise OSError("it is a pipe, not a file")
+        refuse_pipe(path)
         with path.open("rb") as file:
             file.seek(start)
             return file.read()

@@ -78,8 +78,8 @@ class remote:
             of the prompts that it held (NaN), "wait" tries on for up to `wait_s` seconds and then
             raises.
         settings: what the hosted reward has to be, such as ``{fn: shapes, mode: strict}``; keys
-            that are not named may be anything. Servers that are asked in turn have to agree in all
-            of them, whether this is given or not.
+            that are not named may be anything. Servers that are asked in turn, and one that is
+            started again, have to agree in all of them, whether this is given or not.
 
     Raises ConfigError for an argument, RewardError with address and reason, DataError for what
     cannot be judged.
@@ -215,7 +215,9 @@ class remote:
         url = f"{endpoint.url}/score"
         try:
             data = await self._exchange(client, "POST", url, body, self.timeout, count)
-            scores = read_scores(data, self.reward, count)
+            scores, told = read_scores(data, self.reward, count), read_told(data, self.reward)
+            if told.settings is not None:  # it may have been started again, with another reward
+                self._compare(endpoint.url, told)
         except ServerFull:  # it is well
             self._endpoints.give(endpoint)
             raise
@@ -343,7 +345,7 @@ class remote:
         return hosted
 
     def _compare(self, url: str, told: Told) -> None:
-        """Compare what a server says of itself with what is wanted, and with what the others said.
+        """Compare what a server says of itself with what is wanted, and with what all said before.
         Raises ConfigError that says what differs."""
         # another version may score otherwise: it is said, once
         known = self._told.get(url)
@@ -357,10 +359,11 @@ class remote:
             wrong = other_settings(self.settings, told.settings or {}, self.settings)
             check_same(f"settings: expected here and told by {url}", wrong)
         for other, said in self._told.items():
-            if other != url and told.settings is not None and said.settings is not None:
+            if told.settings is not None and said.settings is not None:
                 keys = dict.fromkeys([*said.settings, *told.settings])
                 wrong = other_settings(said.settings, told.settings, keys)
-                check_same(f"urls: {other} and {url} serve different rewards", wrong)
+                one = f"{url} before and now" if other == url else f"{other} and {url}"
+                check_same(f"urls: {one} serve different rewards", wrong)
         self._told[url] = told
 
 

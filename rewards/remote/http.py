@@ -120,7 +120,7 @@ class _Handlers:
 
     async def score(self, request: Request) -> Response:
         """Score the images of one request: {"scores": {name: [number | null]}, "images":
-        count}."""
+        count, "settings", "flowrl"}."""
         began, status = time.perf_counter(), 500
         try:
             response = await self._score(request)
@@ -141,7 +141,9 @@ class _Handlers:
             wanted = await asyncio.to_thread(parse, body, known, self.limits, self.videos, take)
             del body
             answer = await self._answer(request, wanted)
-        return json_response({"scores": answer, "images": len(wanted.prompts)})
+        told = {name: self.settings[name] for name in answer if name in self.settings}
+        found = {"scores": answer, "images": len(wanted.prompts), "settings": told}
+        return json_response({**found, "flowrl": __version__})
 
     async def _body(self, request: Request, held: AsyncExitStack) -> bytearray:
         """Read a body of JSON; from then on `held` has a place."""

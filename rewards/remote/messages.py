@@ -205,10 +205,12 @@ def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = F
 
 
 def read_told(data: bytes, name: str) -> Told:
-    """Read version and settings of the reward `name` out of the answer that `read_health` takes."""
+    """Read version and settings of the reward `name`, or of the only one, out of the answer that
+    `read_health` or `read_scores` takes."""
     answer = _object(data)
     every = answer.get("settings")
-    settings = every.get(name) if isinstance(every, dict) else None
+    every = every if isinstance(every, dict) else {}
+    settings = every.get(name or next(iter(every), ""))
     version = _words(answer.get("flowrl", ""))
     return Told(version, settings if isinstance(settings, dict) else None)
 

@@ -33,6 +33,7 @@ from .request_queue import RequestQueue
 
 PORT = 8321
 LONG_VALUE = 1024  # characters of an argument that /health tells as it is
+ELSEWHERE = ("weight", "transform", "offload", "device")  # arguments that change no score here
 
 
 def serve(
@@ -102,7 +103,8 @@ def settings_of(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, call in config.rewards.items():
         found[name] = {}
-        for key, value in call.to_dict().items():
+        said = {key: value for key, value in call.to_dict().items() if key not in ELSEWHERE}
+        for key, value in said.items():
             text = dumps(value, default=str, sort_keys=True)
             digest = f"digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
             found[name][key] = loads(text) if len(text) <= LONG_VALUE else digest

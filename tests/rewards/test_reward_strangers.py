@@ -29,6 +29,7 @@ from starlette.testclient import TestClient
 from toykit import redness
 
 from flowrl.cli.main import main
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError, printable
 from flowrl.core.version import __version__
 from rewards.remote.http import make_app
@@ -41,6 +42,7 @@ from rewards.remote.read_request import (
     parse_records,
 )
 from rewards.remote.request_queue import RequestQueue
+from rewards.remote.server import settings_of
 
 HERE = "http://localhost"
 JSON = {"Content-Type": "application/json"}
@@ -160,6 +162,32 @@ def test_servers_have_to_serve_one_reward() -> None:
         ):
             fast(one, reward="red", settings={"mode": "x"}).probe()
     queue.close()
+
+
+def test_a_server_that_was_started_again_with_another_reward() -> None:
+    """At the same address, in the middle of a run: its scores are not taken. The same reward on
+    another device is the same."""
+    queue = RequestQueue({"red": redness}, max_wait_s=0)
+    told = {"red": {"fn": "shapes", "mode": "strict"}}
+    with served(app_of(told, queue)) as url:
+        reward = fast(url, reward="red")
+        reward.probe()
+        assert reward(batch_of(random_images(2))).shape == (2,)
+    other = {"red": {"fn": "shapes", "mode": "graded"}}
+    with served(app_of(other, queue), int(url.rpartition(":")[2])):
+        for asked in (reward, fast(url)):  # by its name, or as the only one
+            asked._told = reward._told
+            with pytest.raises(ConfigError, match="before and now serve different .*'strict' and"):
+                asked(batch_of(random_images(2)))
+    queue.close()
+
+
+def test_settings_are_those_that_scores_depend_on() -> None:
+    call = "{fn: toykit.redness, weight: 0.5, transform: {fn: threshold, at: 0.5}}"
+    config = load_config(
+        "shapes/flow_grpo", [f"rewards={{red: {call}}}", "eval.score=red"], ("toykit",)
+    )
+    assert settings_of(config) == {"red": {"fn": "toykit.redness"}}
 
 
 def test_a_server_that_says_nothing_of_its_settings() -> None:

@@ -82,6 +82,30 @@ def test_a_stop_inside_a_slow_reward_is_saved_and_resumed_to_the_bit(
     assert {name.rsplit("/", 1)[0] for name in found if name not in whole} == {"checkpoints/000001"}
 
 
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST"])
+def test_a_stop_by_what_kills_soon_after_it(tmp_path: Path, variable: str) -> None:
+    """A job of one process that is cancelled while a reward sleeps for minutes: saved at once."""
+    asleep, reached = tmp_path / "asleep", tmp_path / "asleep.reached"
+    log, run = tmp_path / "log", tmp_path / "run"
+    own = f"file: {asleep}, log: {run}/metrics.jsonl, rank: 0"
+    asleep.touch()
+    words = [str(write_toy(tmp_path)), *SET, f"rewards={{red: {{fn: toykit.asleep, {own}}}}}"]
+    command = [sys.executable, "-m", "flowrl", "train", *words, "--plugin", "toykit"]
+    shared = {"PYTHONPATH": f"{KITS.parents[1]}{os.pathsep}{KITS}", variable: "1"}
+    with log.open("w") as told:
+        begun = subprocess.Popen(
+            [*command, "--run", str(run)], stdout=told, stderr=told, env={**os.environ, **shared}
+        )
+    until = time.monotonic() + 100
+    while not reached.exists() and time.monotonic() < until and begun.poll() is None:
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGTERM)
+    assert ended(begun, log, LAUNCHER_KILLS - 10) == 130, log.read_text()
+    said = log.read_text()
+    assert "stopping, with a checkpoint: at once" in said
+    assert f"saved {run}/checkpoints/000001; go on with: flowrl train --resume" in said
+
+
 # ----------------------------------------------------------------------- processes that are not one
 
 

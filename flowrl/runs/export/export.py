@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
-from flowrl.core.devices import DTYPES, named_device
+from flowrl.core.devices import DTYPES, check_wide, kinds_of, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import read_json, replacing
 from flowrl.core.types import FlowModel
@@ -548,12 +548,7 @@ def _write_tensors(
         for name in stored.keys():  # noqa: SIM118 - this is no dict
             value = stored.get_tensor(name)
             if name in changes:
-                # packed integers of 4 or 8 bits cannot take an addition
-                if not value.is_floating_point():
-                    raise ModelError(
-                        f"{file}: {name} is quantised; merge into the same model in 16 or 32 bits "
-                        "instead"
-                    )
+                check_wide(kinds_of({name: value}), file)  # packed numbers cannot take an addition
                 value = changes[name](value)
             tensors[name] = (
                 value.to(dtype) if dtype is not None and value.is_floating_point() else value

@@ -250,8 +250,8 @@ def _time(run: Path) -> str:
     if not summary:
         return "not known: the run did not come to its end"
     gpus, seconds = machine.get("gpus"), summary.get("seconds")
-    there = isinstance(gpus, list) and gpus
-    what = ", ".join(map(str, gpus)) if there else f"{machine.get('cpus', '?')} CPU cores"
+    there = gpus if isinstance(gpus, list) else []
+    what = ", ".join(map(str, there)) if there else f"{machine.get('cpus', '?')} CPU cores"
     took = f"{seconds / 3600:.2f} hours" if is_finite_number(seconds) else "for an unknown time"
     return plain(f"{took} on {what}, finished {summary.get('finished', 'at an unknown date')}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.calls import Call
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.identity import (
     IMAGES,
@@ -59,6 +60,16 @@ def start_content(config: Config) -> Facts:
 def reward_contents(config: Config) -> Facts:
     """Return the facts of each reward of a config, by its name."""
     return {name: content_of(call) for name, call in config.rewards.items()}
+
+
+def own_judge(config: Config) -> dict[str, str]:
+    """Return a digest of the source of the headline reward, as "judge", where it is a user's own
+    that the config names; {} for others: flowrl's has a version, a program's object no file."""
+    call = config.rewards[config.headline]
+    package = str(getattr(call.function, "__module__", "")).partition(".")[0]
+    if call.path == PYTHON or package in ("flowrl", "rewards"):
+        return {}
+    return {"judge": short_digest(facts_of_source(call.function))}
 
 
 def prompt_files(prompts: PromptSet, config: Config) -> str:

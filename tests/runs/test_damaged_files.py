@@ -106,6 +106,9 @@ EXTREMES = {
     },
     "iterations of 400 digits": {"config.yaml": f"train: {{iterations: {DIGITS}}}"},
     "5,000 digits in base 16": {"config.yaml": "a: 0x" + "f" * 5000},
+    "a step of 5,000 digits": {
+        "metrics.jsonl": '{"iteration": 0, "ratio/step' + "9" * 5000 + '": 1}'
+    },
     "a limit without end": {"config.yaml": "monitors: {ratio: {spread: .inf}}"},
 }
 

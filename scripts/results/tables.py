@@ -23,6 +23,7 @@ PARTS = (
     "pairs",
     "gains",
     "methods",
+    "quickstart",
     "demonstrated",
     "estimates",
     "measured_docs",

@@ -32,6 +32,7 @@ from flowrl.core.types import FlowModel
 from flowrl.runs.catalogue import load_methods
 from flowrl.runs.composed import composed
 from flowrl.runs.rehearse import rehearse
+from flowrl.runs.stop import Interrupted
 from flowrl.training.checks import check_levels
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import check_plan
@@ -97,6 +98,8 @@ def trained(method: str, model: str) -> dict[str, Any]:
     started = time.monotonic()
     try:
         said = f"{rehearse(composed(method, model), [], [], quiet=True).pipeline}{TRAINED}"
+    except Interrupted:
+        raise
     except Exception as error:  # whatever it is, the file says it
         said = f"{type(error).__name__}: {error}"
     return {

@@ -69,6 +69,7 @@ def run_suite(
     # all that can fail before the first image
     prompts, rewards = _checked(model, config)
     setting = {**setting_of(model, config, suite, target, prompts, content), **(more or {})}
+    setting[folder.REWARDS] = reward_contents(config, rewards)
     _check_alike(world, setting)
     other = _other(against, setting) if against is not None else None
     if world.main:
@@ -143,8 +144,8 @@ def setting_of(
     prompts: PromptSet,
     content: Facts | None,
 ) -> dict[str, Any]:
-    """Return all that a score depends on: two scores are comparable where all but the target and
-    its content is equal."""
+    """Return all that a score depends on but the rewards' content: two scores are comparable where
+    all but the target and its content is equal."""
     if content is None:
         content = {**drawing_content(config), "trained": facts_of_tensors(model.trainable())}
     # the best of several images is another score
@@ -171,7 +172,6 @@ def setting_of(
         "batch": config.eval.batch,
         "flowrl": __version__,
         folder.MODEL: content,
-        folder.REWARDS: reward_contents(config),
     }
 
 

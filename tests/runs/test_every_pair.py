@@ -22,15 +22,16 @@ from flowrl.training.rehearsal import check_plan
 pytestmark = pytest.mark.integration
 METHODS = [method.slug for method in load_methods()]
 DRAWN = 3
+VIDEOS = ("wan", "wan22", "hunyuan_video15")
 EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")
 REFUSED = {
     # its rewards are named by their colours of shapes
     "qwen_recipe": (list_models(), "aggregate names the method's own rewards"),
     # rewards of images by their names, which no edit and no video has
-    "gardo": ((*EDITS, "wan"), "aggregate names the method's own rewards"),
-    "srpo": ((*EDITS, "wan"), "must be two of the rewards"),
+    "gardo": ((*EDITS, *VIDEOS), "aggregate names the method's own rewards"),
+    "srpo": ((*EDITS, *VIDEOS), "must be two of the rewards"),
     # its student has no guidance, its teacher has
-    "crd": (("flux2",), "no option samples with and without the prompt"),
+    "crd": (("flux2", "hunyuan_video15"), "no option samples with and without the prompt"),
 }
 """Method -> the models that it cannot be on, and what the message says."""
 

@@ -28,6 +28,7 @@ from flowrl.evaluation.sources import source_paths
 from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size
 from flowrl.models.files.single import converted
+from flowrl.models.files.weights import check_plain
 from flowrl.models.flow_matching import PATCH
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
@@ -270,6 +271,7 @@ def _read_parts(folder: Path) -> dict[str, WeightlessPart]:
         file = "scheduler_config.json" if name == "scheduler" else "config.json"
         library, kind = entries[name][:2]
         parts[name] = WeightlessPart(library, kind, _read(folder / name / file))
+        check_plain(folder / name, parts[name].settings)
     return parts
 
 

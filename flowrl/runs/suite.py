@@ -14,7 +14,7 @@ import torch
 from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
-from flowrl.core.identity import Facts, facts_of_tensors
+from flowrl.core.identity import Facts, differences, facts_of_tensors, without_times
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
@@ -54,8 +54,7 @@ def run_suite(
     from the same. What is in the folder already is kept. `against`: a folder of the same suite and
     setting, as the base model's; then the report has the paired difference to it. In a `world` of
     several processes each takes its share. `more`: what else belongs to the setting, as a LoRA's
-    scale. `content`: what the target's weights are, as `Target` has it; by default a digest of the
-    model's trained tensors.
+    scale. `content`: of the target's weights, as `Target` has it; else a digest of its tensors.
 
     Returns the report that `summary.json` holds. Raises RunError for a folder of another setting,
     and what rewards and prompts raise.
@@ -68,7 +67,9 @@ def run_suite(
         )
     # all that can fail before the first image
     prompts, rewards = _checked(model, config)
-    setting = {**setting_of(model, config, suite, target, prompts, content), **(more or {})}
+    setting = setting_of(model, config, suite, target, prompts, content) | dict(more or {})
+    setting |= {folder.REWARDS: reward_contents(config, rewards)}
+    _check_alike(world, setting)
     other = _other(against, setting) if against is not None else None
     if world.main:
         folder.prepare(out, setting, prompts)
@@ -117,6 +118,18 @@ def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Rew
     return prompts, rewards
 
 
+def _check_alike(world: World, setting: Mapping[str, Any]) -> None:
+    """Raise ConfigError in every process where one would draw or judge something else."""
+    first, *others = world.gather(without_times(setting))
+    for rank, other in enumerate(others, 1):
+        wrong = differences(first, other)
+        if wrong:
+            raise ConfigError(
+                f"process {rank} of {world.size} has another suite than process 0, there and here: "
+                f"{'; '.join(wrong[:3])}; start all processes with the same command and files"
+            )
+
+
 def _images_per_prompt(config: Config) -> int:
     """Return how many images are drawn of each prompt."""
     return config.eval.images * config.eval.best_of
@@ -130,8 +143,8 @@ def setting_of(
     prompts: PromptSet,
     content: Facts | None,
 ) -> dict[str, Any]:
-    """Return all that a score depends on: two scores are comparable where all but the target and
-    its content is equal."""
+    """Return all that a score depends on but the rewards' content: two scores are comparable where
+    all but the target and its content is equal."""
     if content is None:
         content = {**drawing_content(config), "trained": facts_of_tensors(model.trainable())}
     # the best of several images is another score
@@ -158,7 +171,6 @@ def setting_of(
         "batch": config.eval.batch,
         "flowrl": __version__,
         folder.MODEL: content,
-        folder.REWARDS: reward_contents(config),
     }
 
 

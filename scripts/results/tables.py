@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     "config_docs",
     "method_docs",
+    "pairs",
     "gains",
     "methods",
+    "quickstart",
     "demonstrated",
     "estimates",
     "measured_docs",

@@ -20,9 +20,10 @@ from flowrl.core.seeds import generator
 from flowrl.doctor.parity import reference
 from flowrl.models.by_call.fence import public_run, relative
 from flowrl.models.by_call.model import PROMPTS, PipelineCall
+from flowrl.models.by_call.options import check_scheduler
 from flowrl.models.pipeline import ADAPTERS, from_pipeline
 from flowrl.runs.composed import composed
-from flowrl.runs.export.export import export
+from flowrl.runs.export.export import LORA_FILE, export
 from flowrl.runs.folder import read_rows
 from flowrl.runs.open_run import open_run
 from flowrl.runs.train import train
@@ -108,7 +109,11 @@ def slope_gap(name: str) -> float:
 def ratio_gap(name: str, folder: Path) -> float:
     """Return how far the ratio of what was sampled is from 1 before the first update of Flow-GRPO,
     its mean or its deviation, whichever is more."""
-    over = [*overrides(name, folder), f"plan.steps={STEPS}"]
+    # before the first update: nothing moves between the steps of an iteration
+    over = [*overrides(name, folder), f"plan.steps={STEPS}", "optimizer.lr=1.0e-12"]
+    scheduler = tiny_pipeline(name).scheduler
+    if check_scheduler(type(scheduler).__name__, scheduler.config, name):
+        over += ["transition={fn: ddim}", f"plan={{fn: full, steps: {STEPS}, noise_scale: 1.0}}"]
     with small():
         model = save(name, folder / "sampled")
         config = load_config(composed("flow_grpo", str(model)), over, PLUGINS)
@@ -151,7 +156,10 @@ def _plain(name: str, folder: Path, weights: Path | None = None) -> Any:
         return kind.from_pretrained(weights)
     made = kind.from_pretrained(folder)
     if weights is not None:
-        made.load_lora_weights(weights)
+        if hasattr(made, "load_lora_weights"):
+            made.load_lora_weights(weights)
+        else:  # its network alone takes a LoRA
+            made.transformer.load_lora_adapter(weights, prefix=None, weight_name=LORA_FILE)
     return made
 
 

@@ -3,6 +3,7 @@ local tokenizers and random text encoders."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import diffusers
 import torch
+import transformers
 
 from flowrl.models.pipeline import class_of
 from flowrl.models.tiny import class_edits as edits
@@ -224,6 +226,13 @@ def _wake(part: torch.nn.Module) -> None:
 def save(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Save one -> its folder."""
     tiny_pipeline(name, seed=seed).save_pretrained(folder, safe_serialization=True)
+    # diffusers takes a module of transformers for one of its own where their folders' names agree
+    file = folder / "model_index.json"
+    index = json.loads(file.read_text(encoding="utf-8"))
+    for part in index.values():
+        if isinstance(part, list) and isinstance(part[1], str) and hasattr(transformers, part[1]):
+            part[0] = "transformers"
+    file.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return folder
 
 

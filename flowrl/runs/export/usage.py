@@ -3,15 +3,18 @@ of such a model."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.cost.architecture import references
+from flowrl.models.by_call.options import EULER, rewriters
 from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
 from flowrl.models.qwen_edit import WHOLE
 from flowrl.models.qwen_edit_plus import SEEN
@@ -27,6 +30,7 @@ READERS = {
 
 
 VIDEOS = ("wan", "wan_i2v")
+BY_CALL = "pipeline"  # any pipeline by its own call
 # flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
 # out
 CALL = {
@@ -48,6 +52,7 @@ OWN_CALL = {
     **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
     **dict.fromkeys(VIDEOS, {"frames": "num_frames", "guidance_2": "guidance_scale_2"}),
     "flux2_klein": {"negative_prompt": ""},  # see `negative_lines`
+    BY_CALL: {"frames": "num_frames"},
 }
 NEUTRAL: dict[str, Any] = {
     "true_cfg_scale": 1.0,
@@ -57,7 +62,10 @@ NEUTRAL: dict[str, Any] = {
     "crop": (0, 0),
 }
 # the same of one adapter: without a negative prompt the pipeline leads away from zeros
-OWN_NEUTRAL: dict[str, dict[str, Any]] = {"sdxl": {"negative_prompt": None}}
+OWN_NEUTRAL: dict[str, dict[str, Any]] = {
+    "sdxl": {"negative_prompt": None},
+    BY_CALL: {"negative_prompt": None, "frames": 1},
+}
 # whose pipelines guide only if there is a negative prompt, and be it an empty one
 TRUE_CFG = ("flux", "flux_kontext", "qwen_image", "qwen_edit", "qwen_edit_plus")
 EMBEDS = "negative_prompt_embeds"
@@ -155,7 +163,7 @@ def task_of(facts: CardFacts) -> str:
 
 def _imports(facts: CardFacts) -> list[str]:
     names = [type(facts.pipeline).__name__]
-    if facts.network == "unet":
+    if _by_ddim(facts):
         names.append("DDIMScheduler")
     if facts.config.model.fn in VIDEOS:
         names.append(type(facts.pipeline.scheduler).__name__)
@@ -182,9 +190,12 @@ def _load(facts: CardFacts) -> list[str]:
         )
     elif first != "merged":
         file = facts.kohya if first == "kohya" else LORA_FILE
-        lines.append(
-            f"pipeline.load_lora_weights({_quoted(facts.folder)}, weight_name={_quoted(file)})"
-        )
+        where = f"{_quoted(facts.folder)}, weight_name={_quoted(file)}"
+        if hasattr(facts.pipeline, "load_lora_weights"):
+            lines.append(f"pipeline.load_lora_weights({where})")
+        else:  # a class of diffusers whose network alone takes a LoRA
+            network = f"pipeline.{facts.network}"
+            lines.append(f"{network}.load_lora_adapter({where}, prefix=None)")
         if facts.second:
             other = low_noise(facts.kohya) if first == "kohya" else SECOND_LORA_FILE
             where = f"weight_name={_quoted(other)}, load_into_transformer_2=True"
@@ -195,7 +206,7 @@ def _load(facts: CardFacts) -> list[str]:
 def _draw(facts: CardFacts) -> list[str]:
     """Return the lines that make an image."""
     lines = []
-    if facts.network == "unet":  # flowrl samples them by DDIM whatever the pipeline's own scheduler
+    if _by_ddim(facts):
         spacing = facts.pipeline.scheduler.config.timestep_spacing
         options = f"clip_sample=False, timestep_spacing={_quoted(spacing)}"
         lines.append(
@@ -208,7 +219,7 @@ def _draw(facts: CardFacts) -> list[str]:
     text = _quoted(_prompt(facts))
     # by name: the first argument of some pipelines is the image
     start = [start_argument(facts.starts)] if facts.starts else []
-    call = [*start, f"prompt={text}", *call_arguments(facts.config)]
+    call = [*start, f"prompt={text}", *call_arguments(facts.config), *_no_rewriting(facts)]
     if facts.config.model.fn in VIDEOS:
         call.append('output_type="pil"')
     if _films(facts):
@@ -231,7 +242,22 @@ def _draw(facts: CardFacts) -> list[str]:
 
 def _films(facts: CardFacts) -> bool:
     """Say whether the model makes videos, of several frames."""
-    return facts.config.model.fn in VIDEOS and facts.config.model.kwargs["frames"] > 1
+    return bool(facts.config.model.kwargs.get("frames", 1) > 1)
+
+
+def _by_ddim(facts: CardFacts) -> bool:
+    """Say whether the run sampled by DDIM, as flowrl does whatever scheduler a pipeline that
+    predicts noise has itself."""
+    return type(facts.pipeline.scheduler).__name__ == "DDIMScheduler"
+
+
+def _no_rewriting(facts: CardFacts) -> list[str]:
+    """Return the arguments that keep a language model of a pipeline from writing prompts anew, as
+    in the run."""
+    if facts.config.model.fn != BY_CALL:
+        return []
+    takes = inspect.signature(type(facts.pipeline).__call__).parameters
+    return [f"{name}={value!r}" for name, value in rewriters(takes).items()]
 
 
 def _euler(scheduler: Any) -> list[str]:
@@ -248,6 +274,12 @@ def _euler(scheduler: Any) -> list[str]:
 
 
 def _caveat(facts: CardFacts) -> str:
+    kind = type(facts.pipeline.scheduler).__name__
+    if facts.config.model.fn == BY_CALL and not _by_ddim(facts) and kind not in EULER:
+        return (
+            f"\n\nThe run took Euler's steps. The code above takes those of the pipeline's own "
+            f"{kind}, so its images differ."
+        )
     if facts.config.eval.tuned >= 1:
         return ""
     return (
@@ -287,7 +319,8 @@ def _quoted(text: str) -> str:
 
 def local(facts: CardFacts) -> str:
     """Return the base model's path as a card may show it."""
-    return str(shown(str(facts.config.model.kwargs.get("path", "base-model"))))
+    path = str(facts.config.model.kwargs.get("path", PYTHON))
+    return "base-model" if path == PYTHON else str(shown(path))
 
 
 def call_arguments(config: Config) -> list[str]:
@@ -307,6 +340,8 @@ def call_arguments(config: Config) -> list[str]:
         plain = tuple(value) if isinstance(value, list) else value
         if call and plain is not None and plain != neutral.get(name):
             chosen[call] = plain
+    if fn == BY_CALL:
+        chosen |= given["call"] or {}
     if fn in TRUE_CFG:
         chosen.pop("negative_prompt", None)
         if chosen.get("true_cfg_scale", 1.0) > 1:
@@ -335,9 +370,9 @@ def start_count(config: Config, run: Path) -> int:
     The run's prompt list says it. Where that is not at hand any more, a run that started from
     images is known by the strip of them beside its samples, and one is assumed.
     """
-    if config.model.fn not in (*EDITS, *REFERRING):
+    if config.model.fn not in (*EDITS, *REFERRING) and not config.model.kwargs.get("sources"):
         return 0
-    assumed = config.model.fn in EDITS or (run / SAMPLES / SOURCES).is_file()
+    assumed = config.model.fn not in REFERRING or (run / SAMPLES / SOURCES).is_file()
     return references(config.prompts.train) or int(assumed)
 
 

@@ -29,11 +29,12 @@ def test_each_method_on_a_model(model: str) -> None:
 
 
 def test_nearly_all_pairs_can_be_trained() -> None:
-    """Three methods are made of the rewards of shapes, and go on no other model."""
+    """Three methods are made of the rewards of shapes, and go on no other model; edits and videos
+    have no gradient of a reward."""
     fits = {}
     for model, one in pairs.read().items():
         fits[model] = [method for method, said in one.items() if not said.startswith("refused")]
-    assert min(map(len, fits.values())) >= 55
+    assert min(map(len, fits.values())) >= 52
     somewhere = {*chain(*fits.values())}
     assert {method.slug for method in load_methods()} - somewhere == {
         "refl",

@@ -139,6 +139,7 @@ def main() -> None:
     count = parser.parse_args().train
     found = {model: outcomes(model) for model in list_models()}
     rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"] if FILE.exists() else []
+    rows = [row for row in rows if not found[row["model"]][row["method"]].startswith(REFUSED)]
     write(found, rows)
     if not count:
         return
@@ -164,7 +165,7 @@ def matrix(text: str) -> str:
         table.append([f"`{method.slug}`", *(CELLS[kind] for kind, _, _ in said)])
         for model, (kind, _, why) in zip(found, said, strict=True):
             if kind == REFUSED:
-                why = why.replace(f" on {model}", "")
+                why = why.replace(f" on {model}", "").replace(f"model {model} ", "the model ")
                 reasons.setdefault(f"`{method.slug}`: {why}", []).append(model)
     cells = [cell.partition(": ")[0] for one in found.values() for cell in one.values()]
     summary = ", ".join(f"{cells.count(kind)} {kind}" for kind in CELLS)

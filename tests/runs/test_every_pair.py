@@ -33,7 +33,7 @@ def test_nearly_all_pairs_can_be_trained() -> None:
     fits = {}
     for model, one in pairs.read().items():
         fits[model] = [method for method, said in one.items() if not said.startswith("refused")]
-    assert min(map(len, fits.values())) >= 55
+    assert min(map(len, fits.values())) >= 50
     somewhere = {*chain(*fits.values())}
     assert {method.slug for method in load_methods()} - somewhere == {
         "refl",

@@ -121,7 +121,7 @@ def test_a_model_of_timesteps_gets_the_sampler_and_the_times_that_it_knows() -> 
         ("diffusion_nft", "qwen_edit", "qwen_edit_plus/diffusion_nft"),  # and of neither
         ("diffusion_nft", "z_image", "sd3/diffusion_nft"),  # images before edits
         ("flow_grpo_fast", "wan_ti2v", "wan/flow_grpo_fast_i2v"),  # its own adapter first
-        ("refl", "sdxl", "shapes/refl"),
+        ("rwr", "sdxl", "shapes/rwr"),
     ],
 )
 def test_the_home_is_the_nearest_config(method: str, model: str, home: str) -> None:

@@ -41,6 +41,8 @@ RECORDS = 4  # of a list of prompts
 SMALL = {"frames": 5, "source_pixels": SIDE**2, "seen_pixels": 96**2}
 # of model.runtime: what a CPU lacks, or takes minutes for
 ACCELERATED = {"compile": False, "cuda_graphs": False, "quantize": "none", "attention": "auto"}
+BY_CALL = "pipeline"  # asked by its own call
+CUT = ("max_sequence_length",)  # of a call: the tokenizers know letters, so texts are long
 BLIND = ("shapes_edit",)  # without a network, but sees no difference where a random one drew
 EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")  # start from images
 # so many prompts and images of each, the first that the method takes
@@ -90,9 +92,14 @@ def rehearse(
         folder = Path(name)
         # a model that is none of diffusers' is small, or the user's own: it is taken as it is
         adapter = whole.model.fn
-        known = adapter in NETWORK
-        pipeline = tiny_name(adapter, _settings(whole)) if known else ""
+        pipeline = ""
+        if adapter in NETWORK:
+            pipeline = tiny_name(adapter, _settings(whole))
+        if adapter == BY_CALL:
+            pipeline = _class_of(whole)
         changes = _small_model(whole, save_tiny(pipeline, folder / "model")) if pipeline else []
+        if adapter == BY_CALL and pipeline:
+            changes += _small_call(whole, pipeline)
         changes += [*_small_lists(whole, folder), *_short_run(whole)]
         config, stood_in = _small_batch(source, [*overrides, *changes], plugins)
         summary = train(config, folder / "run", quiet=quiet)
@@ -122,6 +129,28 @@ def _small_model(config: Config, folder: Path) -> list[str]:
     return changes
 
 
+def _class_of(config: Config) -> str:
+    from flowrl.models.tiny.classes import class_at
+
+    return class_at(config.model.kwargs["path"])
+
+
+def _small_call(config: Config, name: str) -> list[str]:
+    """Return overrides that the tiny pipeline of a class needs in its call."""
+    from flowrl.models.tiny.classes import CLASSES
+
+    tiny, (height, width) = dict(CLASSES[name].options), CLASSES[name].size
+    call = tiny.pop("call")
+    changes = [f"image.height={height}", f"image.width={width}"]
+    changes += ["model.lora=null"] if tiny.get("tune") == "full" else []
+    changes += [f"model.{key}={json.dumps(value)}" for key, value in tiny.items()]
+    given = config.model.kwargs.get("call") or {}
+    merged = {**given, **{key: value for key, value in call.items() if key not in given}}
+    for key in CUT:
+        merged |= {key: call[key]} if key in call else {}
+    return [*changes, f"model.call={json.dumps(merged)}"]
+
+
 def _small_lists(config: Config, folder: Path) -> list[str]:
     """Write the first records of each list of prompts -> overrides that name them."""
     changes = []
@@ -148,7 +177,7 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
     if "data" in needs_of(method.loss) | needs_of(method.kl):
         for record in records:
             record[IMAGE] = f"{file}"
-    if config.model.fn not in EDITS:
+    if config.model.fn not in EDITS and not config.model.kwargs.get("sources"):
         return
     for record in records:
         names = record.get(SOURCE)

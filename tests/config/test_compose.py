@@ -137,8 +137,8 @@ def test_a_rate_for_all_weights_is_none_for_lora() -> None:
 
 def test_a_variant_of_these_very_weights_is_the_pair() -> None:
     """Wan 2.2's config has another name than the method, and is its published one all the same."""
-    assert composed("flow_grpo_fast", "wan_22").source == "wan/flow_grpo_fast_22 on wan_22"
-    assert PAIR in composed("flow_grpo_fast", "wan_i2v_22").marks.values()
+    assert composed("flow_grpo_fast", "wan22").source == "wan/flow_grpo_fast_22 on wan22"
+    assert PAIR in composed("flow_grpo_fast", "wan_i2v22").marks.values()
 
 
 def test_values_of_a_model_that_has_no_config_are_not_of_the_pair() -> None:

@@ -25,6 +25,7 @@ PARTS = (
     "quickstart",
     "demonstrated",
     "estimates",
+    "first_gpu_run",
     "measured_docs",
     "rooms",
 )

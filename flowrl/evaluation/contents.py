@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.calls import Call
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.identity import (
     IMAGES,
@@ -56,9 +57,24 @@ def start_content(config: Config) -> Facts:
     return {"start": start} if start else {}
 
 
-def reward_contents(config: Config) -> Facts:
-    """Return the facts of each reward of a config, by its name."""
-    return {name: content_of(call) for name, call in config.rewards.items()}
+def reward_contents(config: Config, made: Mapping[str, Any] | None = None) -> Facts:
+    """Return the facts of each reward of a config, by its name; of one that is made and that other
+    processes host also what they have ``told`` of it."""
+    found: Facts = {}
+    for name, call in config.rewards.items():
+        told = getattr((made or {}).get(name), "told", None)
+        found[name] = {**content_of(call), **({"told": told} if told else {})}
+    return found
+
+
+def own_judge(config: Config) -> dict[str, str]:
+    """Return a digest of the source of the headline reward, as "judge", where it is a user's own
+    that the config names; {} for others: flowrl's has a version, a program's object no file."""
+    call = config.rewards[config.headline]
+    package = str(getattr(call.function, "__module__", "")).partition(".")[0]
+    if call.path == PYTHON or package in ("flowrl", "rewards"):
+        return {}
+    return {"judge": short_digest(facts_of_source(call.function))}
 
 
 def prompt_files(prompts: PromptSet, config: Config) -> str:

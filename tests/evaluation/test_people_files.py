@@ -95,12 +95,9 @@ def test_sheets_of_geneval_s_own_code_are_no_samples(tmp_path: Path) -> None:
     folder = suite(tmp_path / "out", ["a", "b"], 2)
     paint(folder / "00000" / "grid.png", "green")
     paint(folder / "grid.png", "green")
-    images = find_images([folder])
-    assert [image.name for image in images][:2] == [f"00000/samples/{n:04}.png" for n in (0, 1)]
-    assert [image.name for image in images][2:] == [
-        *(f"00001/samples/{n:04}.png" for n in (0, 1)),
-        "grid.png",
-    ]
+    names = [image.name for image in find_images([folder])]
+    assert names[:2] == [f"00000/samples/{n:04}.png" for n in (0, 1)]
+    assert names[2:] == [f"00001/samples/{n:04}.png" for n in (0, 1)] + ["grid.png"]
 
 
 def test_sources_of_a_suite_are_found_without_its_list(tmp_path: Path) -> None:

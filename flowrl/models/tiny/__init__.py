@@ -37,17 +37,30 @@ adapter, or a variant of one."""
 
 
 def save_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """Save the tiny pipeline of this name in a new or empty folder, as diffusers writes it -> the
-    folder. Raises ConfigError for an unknown name and a folder that holds something."""
-    if name not in TINY:
-        raise ConfigError(f"tiny: flowrl {unknown(name, TINY, 'tiny pipeline')}")
+    """Save the tiny pipeline of this name, one of `TINY` or of a class of diffusers, in a new or
+    empty folder, as diffusers writes it -> the folder. Raises ConfigError for an unknown name and a
+    folder that holds something."""
+    if name not in TINY and name not in _classes():
+        names = [*TINY, *_classes()]
+        raise ConfigError(f"tiny: flowrl {unknown(name, names, 'tiny pipeline')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"tiny: expected a new or empty folder, got {folder}")
-    module, function, options = TINY[name]
-    make = _makers(module)[function]
     with replacing(folder) as draft:
-        make(draft, seed=seed, **options)
+        if name in TINY:
+            module, function, options = TINY[name]
+            _makers(module)[function](draft, seed=seed, **options)
+        else:
+            from flowrl.models.tiny.classes import save
+
+            save(name, draft, seed=seed)
     return folder
+
+
+def _classes() -> dict[str, Any]:
+    """Return the classes of diffusers with a tiny pipeline; all of its modules are read."""
+    from flowrl.models.tiny.classes import CLASSES
+
+    return CLASSES
 
 
 def _makers(module: str) -> dict[str, Any]:

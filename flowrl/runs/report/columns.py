@@ -224,7 +224,7 @@ def _measured(panel: Panel) -> bool:
 
 
 def _steps(metrics: Rows, name: str) -> Iterator[int]:
-    pattern = re.compile(re.escape(name) + r"/step(\d+)")
+    pattern = re.compile(re.escape(name) + r"/step(\d{1,9})")
     for key in dict.fromkeys(key for row in metrics for key in row):
         match = pattern.fullmatch(key)
         if match:

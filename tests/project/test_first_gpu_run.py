@@ -169,8 +169,8 @@ def test_what_trains_and_judges(
     assert read_json(Path("runs/mine/summary.json"), dict[str, Any])["iterations"] == 3
     assert len(Path("runs/mine/timing.jsonl").read_text().splitlines()) == 3
     assert watched == [Path("runs")]
-    for file in ("after.png", "runs/mine/report.html", "mine-lora/README.md"):
-        assert Path(file).is_file(), file
+    for name in ("after.png", "runs/mine/report.html", "mine-lora/README.md"):
+        assert Path(name).is_file(), name
     for folder in ("mine-lora", "mine-comfy"):
         assert list(Path(folder).glob("*.safetensors")), folder
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from clipkit import add_architecture, save_transformers, tiny_open_clip
 from docskit import PAGES, ROOT, blocks
+from scriptkit import script_module
 from starlette.testclient import TestClient
 
 from flowrl.cli.main import main
@@ -65,7 +66,7 @@ def begun(
     monkeypatch.chdir(tmp_path)
     for key, count in (("train", 6), ("test", 4)):
         texts = "".join(f"a {key} of {n} red squares\n" for n in range(count))
-        Path(f"{key}.txt").write_text(texts)
+        Path(f"my-{key}.txt").write_text(texts)
     (words,) = [words for words in lines() if ">" in words]
     assert words[-2:] == [">", "mine.yaml"] and main(words[1:-2]) == 0
     (changes,) = map(yaml.safe_load, blocks(PAGE, "yaml"))
@@ -183,9 +184,9 @@ def test_the_python_of_the_page(small: dict[str, Any]) -> None:
     assert runtime == {"checkpointing": True, "offload": True}
 
 
-def test_the_tables_are_of_the_page() -> None:
+def test_the_tables_are_of_the_page(tmp_path: Path) -> None:
     """Its own config among them, on every size, with the numbers that the page's yaml has; each
-    fits."""
+    fits. A row is counted again."""
     file = ROOT / "assets/results/first-gpu-run.json"
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     (changes,) = map(yaml.safe_load, blocks(PAGE, "yaml"))
@@ -196,3 +197,6 @@ def test_the_tables_are_of_the_page() -> None:
         assert row["batch"][0] == changes["train"]["prompts"]
         assert row["batch"][1] == config.train.group
     assert sum(row["config"] == "sd3/flow_grpo_fast" for row in rows) == 3
+    script = script_module("results/first_gpu_run")
+    again = json.loads(json.dumps(script.row("sd3/flow_grpo_fast", 24, tmp_path)))
+    assert again == rows[0]

@@ -9,7 +9,8 @@ own objects.
   gone through, a ``datasets.Dataset``;
 - `rewards`: a function, the name of a shipped reward, a list of these, or a mapping by name;
 - `overrides`: ``key=value`` texts or a mapping, and each section of a config as a keyword;
-- `plugins`: packages that the config may name functions of.
+- `plugins`: packages that the config may name functions of;
+- `profile`: the memory of a card that it has to fit, "24gb", "22.4gb" or "auto", as ``--profile``.
 
 A wrong type is one ConfigError that names the argument and shows what it may be.
 """
@@ -36,6 +37,7 @@ from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.part import Part
 from flowrl.core.processes import world
+from flowrl.cost.fit_card import fitted
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.runs.composed import composed, is_method, is_model_file
 from flowrl.training.parts import check_part
@@ -51,7 +53,7 @@ Values = Mapping[str, Any]
 # what the calls take beside sections
 _ARGUMENTS = (
     *("model", "prompts", "test_prompts", "rewards", "overrides", "plugins"),
-    *("callbacks", "track"),
+    *("callbacks", "track", "profile"),
 )
 
 
@@ -96,6 +98,7 @@ def config_of(
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
     callbacks: Sequence[Part] = (),
+    profile: str | None = None,
     sections: Mapping[str, Any] | None = None,
     quiet: bool = True,
 ) -> Config:
@@ -125,7 +128,17 @@ def config_of(
         made = with_model(made, model)
     made = _of_frames(made, quiet=quiet)
     made = _with_parts(made, callbacks)
-    return _with_prompts(made, prompts, test_prompts, quiet=quiet)
+    made = _with_prompts(made, prompts, test_prompts, quiet=quiet)
+    return made if profile is None else _fitting(made, profile, texts, quiet=quiet)
+
+
+def _fitting(config: Config, profile: Any, given: Sequence[str], *, quiet: bool) -> Config:
+    """Return the config as it fits a profile's card. Raises ConfigError."""
+    if not isinstance(profile, str):
+        raise ConfigError(f"profile: expected the memory of a card, '24gb', got {show(profile)}")
+    found = fitted(config, profile, given)
+    say(found.said, quiet=quiet)
+    return load_config(config, found.overrides)
 
 
 def _with_parts(config: Config, callbacks: Any) -> Config:

@@ -57,6 +57,7 @@ def train(
     track: Sequence[str] = (),
     resume: Resume = False,
     quiet: bool = False,
+    profile: str | None = None,
     **sections: Unpack[Sections],
 ) -> TrainedRun:
     """Train in the folder `run` -> the run, with what became of it.
@@ -80,6 +81,7 @@ def train(
         rewards=rewards,
         overrides=overrides,
         plugins=plugins,
+        profile=profile,
         sections=sections,
         quiet=quiet,
     )
@@ -115,6 +117,7 @@ class Trainer(_Trainer):
         overrides: Overrides = (),
         plugins: Sequence[str] = (),
         callbacks: Sequence[Part] = (),
+        profile: str | None = None,
         **sections: Unpack[Sections],
     ) -> None:
         """Arguments are those of `train`. Raises as it does before anything is trained."""
@@ -126,6 +129,7 @@ class Trainer(_Trainer):
             rewards=rewards,
             overrides=overrides,
             plugins=plugins,
+            profile=profile,
             sections=sections,
         )
         super().__init__(chosen, callbacks=parts_given(callbacks))
@@ -170,6 +174,7 @@ def estimate(
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
     callbacks: Sequence[Part] = (),
+    profile: str | None = None,
     **sections: Unpack[Sections],
 ) -> Estimate:
     """Work out what a config takes, without a weight or a GPU: parameters, memory, calls.
@@ -185,6 +190,7 @@ def estimate(
         overrides=overrides,
         plugins=plugins,
         callbacks=callbacks,
+        profile=profile,
         sections=sections,
     )
     return work_out(_with_settings(chosen))
@@ -204,6 +210,7 @@ def doctor(
     known: Sequence[str] = (),
     card: float | None = None,
     progress: Callable[[str], object] = lambda name: None,
+    profile: str | None = None,
     **sections: Unpack[Sections],
 ) -> Checkup:
     """Examine a config before hours are spent on it -> what was found (docs/doctor.md).
@@ -220,6 +227,7 @@ def doctor(
         overrides=overrides,
         plugins=plugins,
         callbacks=callbacks,
+        profile=profile,
         sections=sections,
     )
     return examine(chosen, only=only, known=known, card=card, progress=progress)
@@ -304,6 +312,7 @@ def tune(
     out: str | Path = "runs/tune",
     processes: int = 1,
     quiet: bool = False,
+    profile: str | None = None,
     **sections: Unpack[Sections],
 ) -> dict[str, Any]:
     """Search the settings that serve a config best, with Optuna, on equal budgets -> the result,
@@ -317,7 +326,7 @@ def tune(
     folder = folder_of(out, "out")
     shared = {"model": model, "prompts": prompts, "test_prompts": test_prompts}
     shared |= {"rewards": rewards, "overrides": overrides, "plugins": plugins}
-    shared |= {"callbacks": callbacks, "sections": sections}
+    shared |= {"callbacks": callbacks, "profile": profile, "sections": sections}
     ((label, chosen),) = _for_runs([config], shared, folder, processes, quiet=quiet).items()
     what = Tuning(
         config=label,

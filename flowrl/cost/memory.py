@@ -297,14 +297,6 @@ class RewardNetwork(NamedTuple):
     guest: bool  # it is on the run's own device only while it scores
 
 
-def network_numbers(config: Config) -> int:
-    """Return how many numbers the counted networks of a config's rewards have in all."""
-    total = 0
-    for call in config.rewards.values():
-        total += 0 if call.fn in WITHOUT else _count(call) or 0
-    return total
-
-
 def reward_networks(config: Config) -> tuple[list[RewardNetwork], list[str]]:
     """Return the networks of a config's rewards, and the names of rewards that are not counted:
     these may have networks, or ask a server."""

@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from estimatekit import MODELS, made
+from estimatekit import MODELS, OF_THE_CPU, made
 from modelkit import noise
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.fit_card import change
@@ -236,24 +232,6 @@ def test_flops_of_a_linear_layer_and_of_attention() -> None:
         assert meter.flops == 4 * 2 * 3 * 16**2 * 8
         attended.sum().backward()
     assert meter.flops == 4 * 2 * 3 * 16**2 * 8 * 3.5
-
-
-def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """PyTorch's formula, from shapes."""
-    return sdpa_flop_count(query, key, value)
-
-
-def _attended_back(out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """PyTorch's formula, from shapes."""
-    return sdpa_backward_flop_count(out, query, key, value)
-
-
-ATEN = torch.ops.aten
-OF_THE_CPU = {
-    ATEN._scaled_dot_product_flash_attention_for_cpu: _attended,
-    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attended_back,
-}
-"""The CPU's attention, which PyTorch's counter has of its own from 2.15 on."""
 
 
 @pytest.mark.parametrize("name", ["sd3, LoRA, guidance", "sdxl, full, bfloat16"])

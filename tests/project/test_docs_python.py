@@ -118,10 +118,11 @@ def test_all_calls_take_the_same_arguments() -> None:
     (line,) = (text for text in prose(page).splitlines() if "take the same arguments" in text)
     assert tuple(spans(line)) == CALLS
     told = {name for row in rows(page, "argument") for name in spans(row[0])}
-    assert told == {"config", *SHARED, "callbacks", "track"} - {"sections"}
+    assert told == {"config", *SHARED, "callbacks", "profile", "track"} - {"sections"}
     for name in CALLS:
         parameters = inspect.signature(getattr(flowrl, name)).parameters
         assert {*parameters} >= SHARED | ({"callbacks"} if name != "evaluate" else set()), name
+        assert ("profile" in parameters) == (name not in ("compare", "evaluate"))
         assert next(iter(parameters)) == ("configs" if name == "compare" else "config")
 
 

@@ -173,6 +173,16 @@ Profile = Annotated[
         "stand above it",
     ),
 ]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        default_factory=list,
+        show_default=False,
+        metavar="TRACKER",
+        help="tell wandb, trackio or swanlab, too; repeatable",
+        autocompletion=lambda: ["wandb", "trackio", "swanlab"],
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option(

@@ -174,6 +174,16 @@ Profile = Annotated[
         "rest while they do not score, LoRA of rank 16 and 8-bit AdamW; overrides stand above it",
     ),
 ]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        default_factory=list,
+        show_default=False,
+        metavar="TRACKER",
+        help="tell wandb, trackio or swanlab, too; repeatable",
+        autocompletion=lambda: ["wandb", "trackio", "swanlab"],
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option(

@@ -98,7 +98,7 @@ def test_a_class_without_a_file_says_its_own_facts(tmp_path: Path) -> None:
 def test_python_takes_the_same_names() -> None:
     """A method's name with a model; a config's only with a name of configs/models."""
     for method in ("awm", "sd3/awm"):
-        made = config_of(method, model="z_image", sections={"train": {"group": 12}})
+        made = config_of(method, model="z_image", train={"group": 12})
         assert made == load_config(composed(method, "z_image"), ["train.group=12"])
 
 

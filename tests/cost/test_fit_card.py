@@ -398,9 +398,8 @@ def bright(images: Any) -> Any:
 def test_python_has_the_same_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of the program stay, and what is given stands; a method on a model has it, too."""
     monkeypatch.setattr(fit_card, "estimate", fits_with_checkpointing)
-    sections = {"train": {"micro_batch": 3}}
-    rewards = {"mine": bright}
-    found = config_of("sd3/flow_grpo_fast", profile="24gb", rewards=rewards, sections=sections)
+    name, rewards = "sd3/flow_grpo_fast", {"mine": bright}
+    found = config_of(name, profile="24gb", rewards=rewards, train={"micro_batch": 3})
     assert found.model.kwargs["runtime"] == {"checkpointing": True, "offload": True}
     assert (found.train.micro_batch, found.train.rollout_batch) == (3, 2)
     assert found.rewards["mine"].function is not None

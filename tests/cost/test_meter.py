@@ -21,13 +21,44 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.core.pixels import round_8bit
+from flowrl.cost import meter
 from flowrl.cost.fit_card import change
-from flowrl.cost.meta_run import MetaRun, Workload, _held, _inputs, _network, meta_run, workload_of
+from flowrl.cost.meta_run import (
+    CallCost,
+    MetaRun,
+    Workload,
+    _held,
+    _inputs,
+    _network,
+    meta_run,
+    workload_of,
+)
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 
 STATES = 4
 CASES = [(name, "false") for name in MODELS if "deep" not in name and "layers" not in name]
 CASES += [(name, "true") for name in ("sd3, full", "flux, LoRA, bfloat16")]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_an_operation_that_is_known_is_made_as_it_ran(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cost is the same where each operation runs, where the second block repeats the first
+    one's, and where all is known; and then few of them run."""
+    workload = workload_of(made(tmp_path, name, "{attention: native}"))
+
+    def costs() -> list[CallCost]:
+        run = MetaRun(workload)
+        size = {"batch": 2, "height": 64, "width": 48}
+        return [run.velocity(2), run.training(2), run.step(), run.decoding(4, **size)]
+
+    monkeypatch.setattr(meter, "_known", {})
+    first, again = costs(), costs()
+    repeated = [one for one in meter._known.values() if one is not None]
+    assert first == again and len(repeated) > 50
+    monkeypatch.setattr(meter, "_made", lambda func, args, kwargs: func(*args, **kwargs))
+    assert costs() == first
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), CASES)

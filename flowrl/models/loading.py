@@ -301,11 +301,14 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     if not folder.is_dir():
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
     if kind.endswith(("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")):
-        settings = folder / "preprocessor_config.json"
-        if not settings.is_file():
-            raise ModelError(f"{folder}: no {settings.name} in it")
-        _read_json(settings)
+        names = ("preprocessor_config.json", "processor_config.json")
+        found = [folder / name for name in names if (folder / name).is_file()]
+        if not found:
+            raise ModelError(f"{folder}: no {names[0]} in it")
+        _read_json(found[0])
         return set()
+    if kind == "ByT5Tokenizer":
+        return set()  # it reads bytes, and has no vocabulary
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
         known = _SETTINGS if kind in _OF_BYTES else _TOKENIZER_FILES

@@ -162,10 +162,10 @@ def _tuned(
             file=sys.stderr,
         )
     if options.tiles:
-        decoder: Any = getattr(pipe, "vae", None)
-        if not hasattr(decoder, "enable_tiling"):
+        tiling = getattr(getattr(pipe, "vae", None), "enable_tiling", None)
+        if tiling is None:
             raise ModelError(f"model.tiles: a {type(pipe).__name__} does not decode in tiles")
-        decoder.enable_tiling()
+        tiling()
     if options.tune != "none":
         warn_if_distilled(options.path)
     tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)

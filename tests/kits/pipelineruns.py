@@ -10,6 +10,7 @@ from typing import Any
 
 import diffusers
 import torch
+from peft import PeftModel
 from PIL import Image
 from tinypipelines import SIDE, TINY, save, small, tiny_pipeline
 from torch import Tensor
@@ -72,7 +73,7 @@ def overrides(name: str, folder: Path) -> list[str]:
     if options["tune"] == "lora":
         options["lora"] = {"rank": 4, "alpha": 8}
     else:
-        over.append("model.lora=null")
+        over += ["model.lora=null", "optimizer.lr=1.0e-3"]
     return over + [f"model.{key}={json.dumps(value)}" for key, value in options.items()]
 
 
@@ -157,10 +158,10 @@ def _plain(name: str, folder: Path, weights: Path | None = None) -> Any:
         return kind.from_pretrained(weights)
     made = kind.from_pretrained(folder)
     if weights is not None:
-        if hasattr(made, "load_lora_weights"):
+        if hasattr(made, "save_lora_weights"):
             made.load_lora_weights(weights)
-        else:  # its network alone takes a LoRA
-            made.transformer.load_lora_adapter(weights, prefix=None, weight_name=LORA_FILE)
+        else:  # diffusers reads no LoRA into the class; peft does
+            PeftModel.from_pretrained(made.transformer, weights)
     return made
 
 

@@ -1,15 +1,21 @@
-"""The table of docs/pipelines.md: every class of diffusers' automatic mappings, and what holds of
-it, or why it is refused. Nothing of it is written by hand."""
+"""The table of docs/pipelines.md: every class of diffusers' automatic mappings and its neighbours,
+and what holds of it, or why it is refused. It is made of assets/results/pipelines.json, which
+scripts/results/pipelines.py measures; nothing of it is written by hand."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import diffusers
 from diffusers.pipelines import auto_pipeline
-from tinypipelines import TINY, tiny_pipeline
+from docskit import ROOT
+from pipelineruns import ratio_gap, slope_gap, trained
+from tinypipelines import SIDE, TINY, small, tiny_pipeline
 
 from flowrl.core.errors import FlowRLError
 from flowrl.models.by_call.options import FLOWS, PipelineCallOptions, check_class
@@ -17,67 +23,95 @@ from flowrl.models.options import checked_options
 from flowrl.models.pipeline import ADAPTERS, from_pipeline
 from flowrl.models.unet import COGVIDEO, SCHEDULERS
 
+FILE = ROOT / "assets/results/pipelines.json"
 MAPPINGS = {
     "Text to image": "AUTO_TEXT2IMAGE_PIPELINES_MAPPING",
     "Image to image": "AUTO_IMAGE2IMAGE_PIPELINES_MAPPING",
     "Text to video": "AUTO_TEXT2VIDEO_PIPELINES_MAPPING",
     "Image to video": "AUTO_IMAGE2VIDEO_PIPELINES_MAPPING",
 }
-BESIDE = "Neighbours"
+IMAGES, EDITS, VIDEOS, MOVED = MAPPINGS
+# classes without a tiny pipeline that people ask about
+NAMED = ("LTX2Pipeline", "KolorsPipeline", "SanaSprintPipeline")
 SHARED = {
     "one": "one row",
     "prompt": "rows of a prompt and level",
     "prompts": "rows of a level",
     "sigmas": "any rows",
 }
+UNSERVED = ("refused", "not tried")
+Row = dict[str, Any]
 
 
 def classes() -> dict[str, list[str]]:
-    """Return the names of all classes by mapping, then the tiny ones that are in none."""
-    found: dict[str, list[str]] = {}
+    """Return the names of all classes by mapping, with the tiny ones that are in none."""
+    found = {}
     for title, name in MAPPINGS.items():
         mapping = getattr(auto_pipeline, name)
-        found[title] = sorted({kind.__name__ for kind in mapping.values()})
-    known = {name for names in found.values() for name in names}
-    found[BESIDE] = sorted(TINY.keys() - known)
+        found[title] = {kind.__name__ for kind in mapping.values()}
+    known = set().union(*found.values())
+    for name in {*TINY, *NAMED} - known:
+        found[_title(name)].add(name)
+    return {title: sorted(names) for title, names in found.items()}
+
+
+def _title(name: str) -> str:
+    """Return the part of the table that a class of no mapping belongs to."""
+    options = TINY[name].options if name in TINY else {}
+    if options.get("frames", 1) > 1 or name == "LTX2Pipeline":
+        return MOVED if options.get("sources") else VIDEOS
+    return EDITS if options.get("sources") else IMAGES
+
+
+def row(name: str) -> Row:
+    """Measure a class: how it is served, what may share a call, and what there is to say."""
+    served = f"adapter `{ADAPTERS[name]}`" if name in ADAPTERS else ""
+    if name not in TINY:
+        reason = why_not(name)
+        if reason or not served:
+            kind = "refused" if reason else "not tried"
+            return {"served": kind, "shares": "", "says": reason or "the fence will tell"}
+    try:
+        options = {"tune": "lora", **TINY[name].options, "adapter": False}
+        with small():
+            model: Any = from_pipeline(tiny_pipeline(name), **options)
+            fence = model.pass_fence(4, SIDE, SIDE)
+    except FlowRLError as error:
+        return {"served": "refused", "shares": "", "says": plain(str(error), name)}
+    gradient = next(check.says for check in fence.checks if check.name == "gradient")
+    number = "by the number of the step; " if fence.indexed else ""
+    says = f"{number}gradient {gradient}"
+    return {"served": served or "its own call", "shares": SHARED[fence.rows], "says": says}
+
+
+def measured(name: str) -> Row:
+    """Measure a class, and train it if it is served."""
+    found = row(name)
+    if found["served"] not in UNSERVED:
+        with tempfile.TemporaryDirectory() as folder:
+            run = trained(name, Path(folder))
+            run["slope"], run["ratio"] = slope_gap(name), ratio_gap(name, Path(folder))
+            found["run"] = {key: rounded(value) for key, value in run.items()}
     return found
 
 
-def row(name: str) -> tuple[str, str, str]:
-    """Return a class's line: how it is served, what may share a call, and what there is to say."""
-    served = f"adapter `{ADAPTERS[name]}`" if name in ADAPTERS else ""
-    if name not in TINY:
-        reason = why_not(getattr(diffusers, name))
-        if served:
-            return served, "", ""
-        return ("refused", "", reason) if reason else ("not tried", "", "the fence will tell")
-    try:
-        options = {"tune": "lora", **TINY[name].options, "adapter": False}
-        model: Any = from_pipeline(tiny_pipeline(name), **options)
-        fence = model.pass_fence(4, *TINY[name].size)
-    except FlowRLError as error:
-        return "refused", "", plain(str(error), name)
-    gradient = next(check.says for check in fence.checks if check.name == "gradient")
-    number = "by the number of the step; " if fence.indexed else ""
-    return served or "its own call", SHARED[fence.rows], f"{number}gradient {gradient}"
+def rounded(value: Any) -> Any:
+    """Return a figure with two digits."""
+    return float(f"{value:.1e}") if isinstance(value, float) else value
 
 
-def why_not(kind: Any) -> str:
+def why_not(name: str) -> str:
     """Say why a class cannot be asked, by its signatures; empty: nothing speaks against it."""
+    kind: Any = getattr(diffusers, name)
+    if getattr(kind, "_backends", None):
+        return f"diffusers has it with {' and '.join(kind._backends)} alone"
     try:
-        check_class(kind, kind.__name__, checked_options(PipelineCallOptions, path="a"))
+        check_class(kind, name, checked_options(PipelineCallOptions, path="a"))
     except FlowRLError as error:
-        return plain(str(error), kind.__name__)
-    parts = inspect.signature(kind.__init__).parameters
-    if "controlnet" in parts or "Control" in kind.__name__:
-        return "is led by a control image"
-    if "scheduler" not in parts:
-        return "a pipeline of pipelines"
-    if "strength" in inspect.signature(kind.__call__).parameters:
-        return "starts from a noised image, not from noise"
-    scheduler = parts["scheduler"].annotation
+        return plain(str(error), name)
+    scheduler = inspect.signature(kind.__init__).parameters["scheduler"].annotation
     solver = getattr(scheduler, "__name__", str(scheduler)).strip("'")
-    known = (*FLOWS, *SCHEDULERS, *COGVIDEO, "KarrasDiffusionSchedulers")
+    known = (*FLOWS, *SCHEDULERS, *COGVIDEO, "KarrasDiffusionSchedulers", "SchedulerMixin")
     if not any(one in str(scheduler) for one in known):
         return f"{solver.split('.')[-1]} is no scheduler of flow matching, noise or v"
     return ""
@@ -85,20 +119,36 @@ def why_not(kind: Any) -> str:
 
 def plain(said: str, name: str) -> str:
     """Return the first sentence of a message, without the class and what it lists."""
-    said = re.sub(rf"^(the )?{name}( in memory)?: ", "", said).removeprefix(f"{name}: ")
+    said = re.sub(rf"^(the )?{name}( in memory)?: ", "", said)
+    said = re.sub(rf"^{name}:? ", "", said)
     return re.split(r", so it cannot|, so its output|[;.] ", said)[0]
 
 
-def table() -> str:
+def record() -> dict[str, Row]:
+    """Return what was measured, by class."""
+    found: dict[str, Row] = json.loads(FILE.read_text(encoding="utf-8"))["classes"]
+    return found
+
+
+def served(rows: dict[str, Row], title: str) -> list[str]:
+    """Return the classes of a part of the table that are served."""
+    return [name for name in classes()[title] if rows[name]["served"] not in UNSERVED]
+
+
+def table(rows: dict[str, Row]) -> str:
     """Return all of it in Markdown, with a count of each part."""
-    lines = []
+    known = [name for name, found in rows.items() if found["served"] not in UNSERVED]
+    trained_on = [name for name in known if "run" in rows[name]]
+    lines = [
+        f"AWM was trained on {len(trained_on)} of the {len(known)} classes that are served.",
+        "",
+    ]
     for title, names in classes().items():
-        rows = {name: row(name) for name in names}
-        served = [name for name, found in rows.items() if found[0] not in ("refused", "not tried")]
-        lines += [f"### {title}: {len(served)} of {len(names)} classes", ""]
+        lines += [f"### {title}: {len(served(rows, title))} of {len(names)} classes", ""]
         lines += ["| class | served by | share a call | |", "|---|---|---|---|"]
-        for name, found in rows.items():
-            short = name.removesuffix("Pipeline")
-            lines.append(f"| {short} | {' | '.join(found)} |")
+        for name in names:
+            found = rows[name]
+            cells = (found["served"], found["shares"], found["says"])
+            lines.append(f"| {name.removesuffix('Pipeline')} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

@@ -66,6 +66,12 @@ FLOW_MAP = (
     "the network is told the time of the next step, too, so its output is that of a flow map, and "
     "no velocity at a state; train the model that it was made of"
 )
+# an argument that only such a class has -> what it makes in place of one sample from noise
+SEVERAL = {
+    "layers": "makes the layers of an image, not one image",
+    "chunk_partition": "makes a video in chunks, each from those before",
+    "intermediate_timesteps": "draws noise anew between its steps, as consistency models do",
+}
 PLACE = "{prompt}"  # of the prompt in a template
 EULER = ("FlowMatchEulerDiscreteScheduler",)
 
@@ -238,7 +244,10 @@ def _no_field(kind: Any, takes: Mapping[str, inspect.Parameter]) -> str:
         return "starts from a noised image, not from noise"
     if "audio_latents" in takes:
         return "moves its sound with its video in each step, and each depends on the other"
-    return ""
+    for name, why in SEVERAL.items():
+        if name in takes:
+            return why
+    return "" if "latents" in takes else "takes no latents"
 
 
 def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> bool:

@@ -19,8 +19,9 @@ from flowrl.config.overrides import override_texts
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
 from flowrl.core.types import FlowModel
+from flowrl.models.facts import fn_of
 from flowrl.models.loading import locate
-from flowrl.models.pipeline import ADAPTERS, class_of, from_pipeline
+from flowrl.models.pipeline import class_of, from_pipeline
 
 ModelLike = str | os.PathLike[str] | Mapping[str, Any] | FlowModel | Any
 ANY = "pipeline"  # the adapter of a class that has none of its own
@@ -110,7 +111,7 @@ def _overridden(config: Config) -> list[str]:
 
 
 def _adapter(kind: str) -> str:
-    return ADAPTERS.get(kind, ANY)
+    return fn_of(kind) or ANY
 
 
 def _adapted(config: Config, adapter: str, own: Mapping[str, Any]) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +11,43 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
-from flowrl.models.adapter import check_size
-from flowrl.models.flow_matching import PATCH, pack
-from flowrl.models.flux import Flux, FluxOptions, image_ids, load_flux
+from flowrl.models.facts import PATCH, Parts, check_size
+from flowrl.models.flow_matching import pack
+from flowrl.models.flux import Flux, FluxFacts, FluxOptions, image_ids, load_flux
 from flowrl.models.options import options_of
 from flowrl.models.prompt_encoding import NEGATIVE
 
 SOURCE = "source"
 
 
-@options_of(FluxOptions)
+class KontextFacts(FluxFacts):
+    """What is known of all models that `flux_kontext` reads."""
+
+    pipeline = "FluxKontextPipeline"
+    typical = "black-forest-labs/FLUX.1-Kontext-dev"
+    sources = "always"
+    tiny = {"flux_kontext": ("flowrl.models.tiny.stills:tiny_flux", {"kontext": True})}
+
+    def tiny_for(self, parts: Parts) -> str:
+        """Return the name of the tiny pipeline."""
+        return "flux_kontext"
+
+    def source_shape(
+        self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
+    ) -> tuple[int, int]:
+        """Return rows and columns of the source's latents: as large as the image."""
+        return latent[1], latent[2]
+
+    def arguments(self, given: Mapping[str, Any], height: int, width: int) -> dict[str, Any]:
+        """Return what the pipeline is called with: sizes as they are."""
+        own = {"max_area": height * width, "_auto_resize": False}
+        return own | super().arguments(given, height, width)
+
+
+FACTS = KontextFacts()
+
+
+@options_of(FluxOptions, FACTS)
 def flux_kontext(options: FluxOptions) -> FluxKontext:
     """Load a FLUX.1-Kontext pipeline from a folder or a Hugging Face id, ready to sample and to
     train.
@@ -43,6 +70,8 @@ class FluxKontext(Flux):
     preferred sizes of about that area. Here both have the size that was asked for, as the pipeline
     has them with ``max_area=height * width`` and ``_auto_resize=False``.
     """
+
+    facts = FACTS
 
     most_sources = 1
     reads_flow_sigmas = False

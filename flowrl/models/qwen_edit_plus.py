@@ -13,9 +13,29 @@ from pydantic.dataclasses import dataclass
 from flowrl.core.types import Source
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.prompt_encoding import to_pil
-from flowrl.models.qwen_edit import WHOLE, Pixels, QwenEdit, QwenEditOptions, Tokens, load_qwen_edit
+from flowrl.models.qwen_edit import (
+    WHOLE,
+    Pixels,
+    QwenEdit,
+    QwenEditFacts,
+    QwenEditOptions,
+    Tokens,
+    load_qwen_edit,
+)
 
 SEEN = 384 * 384  # pixels that the pipeline shows the language model
+
+
+class QwenEditPlusFacts(QwenEditFacts):
+    """What is known of all models that `qwen_edit_plus` reads."""
+
+    pipeline = "QwenImageEditPlusPipeline"
+    typical = "Qwen/Qwen-Image-Edit-2509"
+    tiny = {"qwen_edit_plus": ("flowrl.models.tiny.language:tiny_qwen_edit", {"plus": True})}
+    seen = SEEN
+
+
+FACTS = QwenEditPlusFacts()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -27,7 +47,7 @@ class QwenEditPlusOptions(QwenEditOptions):
     max_sequence_length: Tokens = 1024
 
 
-@options_of(QwenEditPlusOptions)
+@options_of(QwenEditPlusOptions, FACTS)
 def qwen_edit_plus(options: QwenEditPlusOptions) -> QwenEditPlus:
     """Load a Qwen-Image-Edit-Plus pipeline (Qwen-Image-Edit-2509, -2511) from a folder or a Hugging
     Face id, ready to sample and to train.
@@ -42,6 +62,8 @@ class QwenEditPlus(QwenEdit):
     """A FlowModel around one QwenImageEditPlusPipeline: `QwenEdit`, whose prompts may have several
     sources. The language model sees them as Picture 1, Picture 2 and so on; their tokens stand
     behind each other. A network with ``zero_cond_t`` is told the time 0 for them."""
+
+    facts = FACTS
 
     most_sources = 3  # as the model card of Qwen-Image-Edit-2509 says
 

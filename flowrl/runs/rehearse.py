@@ -24,10 +24,10 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.types import RewardBatch
-from flowrl.cost.architecture import NETWORK, architecture_of
+from flowrl.cost.architecture import architecture_of, facts_of
 from flowrl.cost.memory import WITHOUT
 from flowrl.evaluation.sources import SOURCE, source_paths
-from flowrl.models.tiny import save_tiny, tiny_name
+from flowrl.models.tiny import save_tiny
 from flowrl.runs.train import train
 from flowrl.training.rehearsal import check_plan
 
@@ -38,7 +38,6 @@ RECORDS = 4  # of a list of prompts
 SMALL = {"frames": 5, "source_pixels": SIDE**2, "seen_pixels": 96**2}
 # of model.runtime: what a CPU lacks, or takes minutes for
 ACCELERATED = {"compile": False, "cuda_graphs": False, "quantize": "none", "attention": "auto"}
-EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")  # start from images
 # so many prompts and images of each, the first that the method takes
 SIZES = ((2, 4), (2, 8), (4, 8), (2, 0), (0, 0))
 WORDS = ("a red square", "a blue circle", "a green triangle", "two yellow stars")
@@ -85,19 +84,13 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="flowrl-rehearsal-") as name:
         folder = Path(name)
         # a model that is none of diffusers' is small, or the user's own: it is taken as it is
-        adapter = whole.model.fn
-        known = adapter in NETWORK
-        pipeline = tiny_name(adapter, _settings(whole)) if known else ""
+        facts = facts_of(whole)
+        pipeline = facts.tiny_for(architecture_of(whole).settings) if facts else ""
         changes = _small_model(whole, save_tiny(pipeline, folder / "model")) if pipeline else []
         changes += [*_small_lists(whole, folder), *_short_run(whole)]
         config, stood_in = _small_batch(source, [*overrides, *changes], plugins)
         summary = train(config, folder / "run", quiet=quiet)
     return Rehearsal(summary, pipeline, stood_in, time.monotonic() - started)
-
-
-def _settings(config: Config) -> dict[str, dict[str, Any]]:
-    parts = architecture_of(config).parts
-    return {name: dict(part.settings) for name, part in parts.items()}
 
 
 def _small_model(config: Config, folder: Path) -> list[str]:
@@ -138,7 +131,8 @@ def _small_lists(config: Config, folder: Path) -> list[str]:
 
 def _give_sources(config: Config, records: list[dict[str, Any]], file: Path) -> None:
     """Let the records of an editing model whose images are not here start from a plain one."""
-    if config.model.fn not in EDITS:
+    facts = facts_of(config)
+    if facts is None or facts.sources != "always":
         return
     Image.new("RGB", (SIDE, SIDE), "white").save(file)
     for record in records:

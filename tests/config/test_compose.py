@@ -15,7 +15,7 @@ from flowrl.config.compose import ASKED, MODEL, OTHER, OURS, PAIR, is_ours, leav
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, list_models, resource
-from flowrl.models.pipeline import ADAPTERS
+from flowrl.models.facts import adapters, fn_of
 from flowrl.runs.composed import SHAPES, TRANSPLANT, composed, is_method
 
 
@@ -25,7 +25,7 @@ def test_every_adapter_has_a_file() -> None:
     for name in list_models():
         text = resource(f"configs/models/{name}.yaml").read_text(encoding="utf-8")
         files[name] = read_piece(text, name).raw
-    assert {raw["model"]["fn"] for raw in files.values()} == set(ADAPTERS.values())
+    assert {raw["model"]["fn"] for raw in files.values()} == {*map(fn_of, adapters())}
     assert {key for raw in files.values() for key in raw} - {"unguided"} == set(files["flux"])
     assert list_models() == sorted(files) and not any(
         n.startswith("models") for n in list_configs()

@@ -25,7 +25,7 @@ from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.types import Rollout
-from flowrl.models.flow_matching import pack, unpack
+from flowrl.models.flow_matching import first_order, pack, unpack
 from flowrl.models.flux import flux
 from flowrl.models.flux2 import flux2
 from flowrl.models.flux2_klein import flux2_klein
@@ -33,7 +33,7 @@ from flowrl.models.qwen_image import qwen_image
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
-from flowrl.models.wan import first_order, wan
+from flowrl.models.wan import wan
 from flowrl.models.z_image import z_image
 
 PROMPTS = ["a red square", "two small blue circles left of a green triangle on white", "a cat"]

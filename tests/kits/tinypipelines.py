@@ -649,7 +649,7 @@ def _wake(part: torch.nn.Module) -> None:
             parameter.data.normal_(0, 0.05, generator=stream)
 
 
-def save(name: str, folder: Path) -> Path:
+def save(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Save one -> its folder."""
-    tiny_pipeline(name).save_pretrained(folder, safe_serialization=True)
+    tiny_pipeline(name, seed=seed).save_pretrained(folder, safe_serialization=True)
     return folder

@@ -124,9 +124,11 @@ def fence(
     )
 
 
-def public_run(model: PipelineCall, asked: Asked, grid: Grid) -> Public:
-    """Run the public ``__call__`` from noise, and note what its scheduler is handed. Raise
-    ModelError if it fails."""
+def public_run(
+    model: PipelineCall, asked: Asked, grid: Grid, *, start: Tensor | None = None
+) -> Public:
+    """Run the public ``__call__`` from noise, or from ``start`` [1, *], and note what its scheduler
+    is handed. Raise ModelError if it fails."""
     made = Public([], [], [], None)
     layout = grid.layout
     twin = model.twin()
@@ -144,7 +146,8 @@ def public_run(model: PipelineCall, asked: Asked, grid: Grid) -> Public:
     vars(scheduler)["step"] = noting
     vars(twin)["scheduler"] = scheduler
     steps = len(grid.times)
-    given = model.arguments([asked], layout, steps) | {"latents": layout.to_entry(noise(layout))}
+    first = layout.to_entry(noise(layout) if start is None else start)
+    given = model.arguments([asked], layout, steps) | {"latents": first}
     given["latents"] = given["latents"].to(model.device)
     with model.reading(twin):
         try:

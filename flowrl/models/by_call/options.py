@@ -136,7 +136,7 @@ class PipelineCallOptions(PipelineOptions):
 
 
 def _plain(value: Any) -> bool:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return all(isinstance(one, int | float | str) for one in value)
     return value is None or isinstance(value, bool | int | float | str)
 

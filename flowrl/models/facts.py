@@ -79,6 +79,7 @@ class Facts:
 
     pipeline: ClassVar[str] = ""  # the class of diffusers whose folders are read
     kind: ClassVar[str] = ""  # the class of the network that is trained
+    spec: ClassVar[str] = ""  # what metadata of files call it
     network: ClassVar[str] = "transformer"  # the part that it is
     targets: ClassVar[Sequence[str]] = JOINT_ATTENTION  # what gets LoRA if a config names nothing
     # a released model: the sizes of latents and embeddings are those of all
@@ -108,7 +109,7 @@ class Facts:
     def modelspec(self, settings: Mapping[str, Any]) -> str:
         """Return what the metadata of files on hubs and in ComfyUI call a network of these
         settings."""
-        return self.kind
+        return self.spec or self.kind
 
     def left_out(self, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the parts of the pipeline that options leave unread."""

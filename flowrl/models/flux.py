@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -52,6 +51,7 @@ class FluxFacts(Facts):
 
     pipeline = "FluxPipeline"
     kind = "FluxTransformer2DModel"
+    spec = "flux-1-dev"
     typical = "black-forest-labs/FLUX.1-dev"
     packed = PATCH**2
     pooled = "pooled_projection_dim"
@@ -61,13 +61,10 @@ class FluxFacts(Facts):
         "flux_schnell": ("flowrl.models.tiny.stills:tiny_flux", {"guidance_embeds": False}),
     }
 
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "flux-1-dev"
-
     def tiny_for(self, parts: Parts) -> str:
         """Return the name of the tiny pipeline that is most like a model."""
-        return "flux" if parts["transformer"].get("guidance_embeds", True) else "flux_schnell"
+        told = parts["transformer"].get("guidance_embeds", True)
+        return super().tiny_for(parts) if told else "flux_schnell"
 
     def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         """Return what the network is given; the tokens of a source stand behind the others."""

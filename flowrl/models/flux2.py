@@ -35,7 +35,7 @@ from flowrl.models.flow_matching import (
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
-from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked, to_pil
+from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 APART = 10  # between the times of the image, of its first reference, of the next
@@ -67,14 +67,11 @@ class Flux2Facts(Facts):
 
     pipeline = "Flux2Pipeline"
     kind = "Flux2Transformer2DModel"
+    spec = "flux-2"
     targets = TARGETS
     typical = "black-forest-labs/FLUX.2-dev"
     sources = "if named"
     tiny = {"flux2": ("flowrl.models.tiny.language:tiny_flux2", {})}
-
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "flux-2"
 
     def latent_shape(
         self, parts: Parts, height: int, width: int, *, frames: int = 1
@@ -178,11 +175,6 @@ class Flux2Network(FlowMatchingModel[Options]):
         check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
         cond[SOURCE] = self.latents(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with; all prompts have the first's
-        references."""
-        return {"image": to_pil(sources[0])} if any(sources) else {}
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], rounded where the pipeline rounds it:

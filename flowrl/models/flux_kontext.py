@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
-from flowrl.models.facts import PATCH, Parts, check_size
+from flowrl.models.facts import PATCH, check_size
 from flowrl.models.flow_matching import pack
 from flowrl.models.flux import Flux, FluxFacts, FluxOptions, image_ids, load_flux
 from flowrl.models.options import options_of
@@ -27,10 +27,6 @@ class KontextFacts(FluxFacts):
     typical = "black-forest-labs/FLUX.1-Kontext-dev"
     sources = "always"
     tiny = {"flux_kontext": ("flowrl.models.tiny.stills:tiny_flux", {"kontext": True})}
-
-    def tiny_for(self, parts: Parts) -> str:
-        """Return the name of the tiny pipeline."""
-        return "flux_kontext"
 
     def source_shape(
         self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
@@ -89,12 +85,6 @@ class FluxKontext(Flux):
         check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
         cond = self.encode(prompts) | {SOURCE: self.latents(images)}
         return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with to edit these sources [G] as they are."""
-        images = torch.stack([source[0] for source in sources])
-        area = images.shape[-2] * images.shape[-1]
-        return {"image": images.to(self.device), "max_area": area, "_auto_resize": False}
 
     def _image(self, x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
         tokens, ids = super()._image(x, cond)

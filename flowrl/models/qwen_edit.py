@@ -182,10 +182,6 @@ class QwenEdit(QwenImage):
             cond |= {NEGATIVE + name: rows for name, rows in negative.items()}
         return cond
 
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with; all prompts have the first's source."""
-        return {"image": to_pil(sources[0])[0]}
-
     def _texts(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Read prompts [G] with their sources [G]; what was read is known by both."""
         keys = []

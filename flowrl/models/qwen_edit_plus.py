@@ -3,16 +3,13 @@ QwenImageEditPlusPipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from diffusers import QwenImageEditPlusPipeline
 from PIL.Image import Image
 from pydantic.dataclasses import dataclass
 
-from flowrl.core.types import Source
 from flowrl.models.options import STRICT, options_of
-from flowrl.models.prompt_encoding import to_pil
 from flowrl.models.qwen_edit import (
     WHOLE,
     Pixels,
@@ -73,10 +70,6 @@ class QwenEditPlus(QwenEdit):
         if (self.options.source_pixels, self.seen_pixels) == (WHOLE, SEEN):
             return None
         return f"the pipeline scales sources to {WHOLE} and {SEEN} pixels; so do the defaults"
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with, for one prompt."""
-        return {"image": to_pil(sources[0])}
 
     def _shown(self, seen: list[Image]) -> Any:
         return seen

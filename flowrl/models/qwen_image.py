@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -50,16 +49,13 @@ class QwenImageFacts(Facts):
 
     pipeline = "QwenImagePipeline"
     kind = "QwenImageTransformer2DModel"
+    spec = "qwen-image"
     targets = TARGETS
     typical = "Qwen/Qwen-Image"
     packed = PATCH**2
     call = CALL | {"guidance": "true_cfg_scale"}
     needs_negative = True
     tiny = {"qwen_image": ("flowrl.models.tiny.language:tiny_qwen_image", {})}
-
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "qwen-image"
 
     def vae_latent(self, latent: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of what the VAE decodes: a video of one frame."""

@@ -43,6 +43,7 @@ class SD3Facts(Facts):
 
     pipeline = "StableDiffusion3Pipeline"
     kind = "SD3Transformer2DModel"
+    spec = "stable-diffusion-3"
     typical = "stabilityai/stable-diffusion-3-medium-diffusers"
     table = "pos_embed_max_size"
     pooled = "pooled_projection_dim"
@@ -53,10 +54,6 @@ class SD3Facts(Facts):
         "sd3": ("flowrl.models.tiny.stills:tiny_sd3", {}),
         "sd3.5": ("flowrl.models.tiny.stills:tiny_sd3", {"t5": True, "dual": True}),
     }
-
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "stable-diffusion-3"
 
     def left_out(self, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Return T5's parts where the options leave it out."""

@@ -5,7 +5,7 @@ Wan 2.2 has two networks, one for high and one for low noise: `Experts` is one n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Annotated, Any, ClassVar, Self
@@ -64,6 +64,7 @@ class WanFacts(Facts):
 
     pipeline = "WanPipeline"
     kind = "WanTransformer3DModel"
+    spec = "wan"
     targets = TARGETS
     typical = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     video = True
@@ -74,10 +75,6 @@ class WanFacts(Facts):
         "wan2.2": ("flowrl.models.tiny.videos:tiny_wan22", {}),
         "wan_ti2v": ("flowrl.models.tiny.videos:tiny_ti2v", {}),
     }
-
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "wan"
 
     def tiny_for(self, parts: Parts) -> str:
         """Return the name of the tiny pipeline that is most like a model: Wan 2.2 has two experts,

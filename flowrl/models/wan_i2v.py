@@ -130,10 +130,6 @@ class WanI2V(Wan):
             cond |= {NEGATIVE + name: rows for name, rows in more.items()}
         return cond
 
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return the sources as the pipeline takes them; all prompts must have the same one."""
-        return {"image": to_pil_image(to_bytes(sources[0][0].cpu()))}
-
     @torch.no_grad()
     def _start(self, image: Tensor) -> Tensor:
         """Return which frames are given, and the latents of the given one [1,4+C,t,h,w]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -48,13 +47,10 @@ class ZImageFacts(Facts):
 
     pipeline = "ZImagePipeline"
     kind = "ZImageTransformer2DModel"
+    spec = "z-image"
     targets = TARGETS
     typical = "Tongyi-MAI/Z-Image"
     tiny = {"z_image": ("flowrl.models.tiny.language:tiny_z_image", {})}
-
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "z-image"
 
     def random_texts(
         self, count: int, shape: TextShape, *, device: torch.device, dtype: torch.dtype

@@ -3,7 +3,6 @@ that flowrl asks about it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,9 @@ class AuraFacts(Facts):
 
     pipeline = "AuraFlowPipeline"
     kind = "AuraFlowTransformer2DModel"
+    spec = "auraflow"
     targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
     tiny = {"aura": ("aurakit:tiny_aura", {})}
-
-    def modelspec(self, settings: Mapping[str, Any]) -> str:
-        """Return what metadata call the network."""
-        return "auraflow"
 
     def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         """Return what the network is given."""

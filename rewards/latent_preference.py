@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.core.devices import check_folder, misfits
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.files import read_json, write_json
 from flowrl.core.seeds import generator
@@ -140,17 +141,24 @@ def load_transformer(path: str) -> Any:
     from diffusers import SD3Transformer2DModel
 
     try:
-        return SD3Transformer2DModel.from_pretrained(
+        network, info = SD3Transformer2DModel.from_pretrained(
             source_of(path),
             subfolder="transformer",
             use_safetensors=True,
             torch_dtype=torch.float32,
+            output_loading_info=True,
         )
     except Exception as error:  # offline, misspelt, another kind of model
         raise ModelError(
             f"{WHO}: {path}: expected a folder or hub id of a Stable Diffusion 3 pipeline: "
             f"{first_line(error)}"
         ) from error
+    # what is missing would be random
+    wrong = misfits(info)
+    if wrong:
+        raise ModelError(f"{WHO}: {path}: transformer: other weights than config.json has: {wrong}")
+    check_folder(source_of(path), WHO, "transformer")
+    return network
 
 
 class LatentJudge(nn.Module):

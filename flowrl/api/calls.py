@@ -37,6 +37,7 @@ from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.tune import Tuning, run_tuning
 from flowrl.runs.evaluate import evaluate as judge
 from flowrl.runs.given_lists import keep_lists
+from flowrl.runs.open_run import untrained
 from flowrl.runs.start_run import Resume
 from flowrl.runs.train import train as train_run
 from flowrl.training.trainer import Trainer as _Trainer
@@ -155,7 +156,8 @@ def evaluate(
         plugins=plugins,
         sections=sections,
     )
-    return judge(chosen.call("model")(), chosen)
+    made, base = untrained(chosen)
+    return judge(made, chosen, base=base)
 
 
 def estimate(

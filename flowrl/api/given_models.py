@@ -17,6 +17,7 @@ from flowrl.config.handed import PYTHON, as_handed
 from flowrl.config.load import Config, load_config
 from flowrl.config.overrides import override_texts
 from flowrl.config.values import show
+from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
 from flowrl.core.types import FlowModel
 from flowrl.models.facts import fn_of
@@ -94,9 +95,12 @@ def _with_pipeline(config: Config, pipe: Any) -> Config:
     What is written into the run is its folder or its id, where the weights are those of there, so
     that the run can be opened without the program; else that the program has them.
     """
-    path = str(pipe.name_or_path or "")
+    network, path = _network(pipe), str(pipe.name_or_path or "")
+    if getattr(network, "hf_quantizer", None) is None:  # nobody knows of scales then
+        kinds = kinds_of(network.state_dict())
+        check_wide(kinds, f"model: the {type(network).__name__} of the pipeline")
     where = path if path and _is_as_stored(pipe, path) else PYTHON
-    dtype = next(p.dtype for p in _network(pipe).parameters())
+    dtype = next(p.dtype for p in network.parameters())
     own = {"path": where, "device": str(pipe.device), "dtype": str(dtype).removeprefix("torch.")}
     # what was asked for by name stands above what the pipeline is
     asked = {name.removeprefix("model.") for name in _overridden(config)}

@@ -15,6 +15,7 @@ TokenEnv = Annotated[
 ]
 MaxMb = Annotated[int, typer.Option(help="MiB of one request")]
 MaxImages = Annotated[int, typer.Option(help="images of one request")]
+MaxHeldMb = Annotated[int, typer.Option(help="MiB of decoded images of all requests in hand")]
 MaxWaitMs = Annotated[float, typer.Option(help="wait for others to join")]
 Batch = Annotated[int, typer.Option(help="join requests up to N images")]
 
@@ -29,6 +30,7 @@ def serve_rewards(
     token_env: TokenEnv = "",
     max_mb: MaxMb = 256,
     max_images: MaxImages = 256,
+    max_held_mb: MaxHeldMb = 3072,
     max_wait_ms: MaxWaitMs = 5.0,
     batch: Batch = 64,
     profile: options.Profile = None,
@@ -45,6 +47,7 @@ def serve_rewards(
         token_env=token_env,
         max_mb=max_mb,
         max_images=max_images,
+        max_held_mb=max_held_mb,
         max_wait_ms=max_wait_ms,
         batch=batch,
         json=json,

@@ -16,6 +16,7 @@ import yaml
 
 from flowrl.config.values import plain, show
 from flowrl.core.errors import ConfigError, unknown
+from flowrl.core.files import LARGEST, shortened
 
 LONGEST = 2**20  # characters of a config
 
@@ -51,11 +52,16 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Refuse 010, which YAML 1.1 reads as 8, and 1:30, which it reads as 90."""
+        """Refuse 010, which YAML 1.1 reads as 8, 1:30, which it reads as 90, and what no float64
+        holds."""
         if ":" in node.value or re.fullmatch(r"[-+]?0[0-9_]+", node.value):
             problem = f"ambiguous number {node.value!r}; write it without a leading 0 or a colon"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
+        found = int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
+        if abs(found) > LARGEST:  # in base 16 of any length, and Python does not print it
+            problem = f"{shortened(node.value)} is no finite number of 64 bits"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return found
 
     def construct_yaml_float(self, node: Any) -> float:
         """Refuse 1:30.5, which YAML 1.1 reads as 90.5."""

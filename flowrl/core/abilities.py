@@ -7,8 +7,9 @@ A reward promises some of it by attributes of its own, such as `judges_videos = 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -59,6 +60,15 @@ class Guides(Protocol):
 
     # off: the scale may also be that of no guidance
     def guiding(self, scale: float, *, off: bool = False) -> AbstractContextManager[None]: ...
+
+
+@runtime_checkable
+class TakesLora(Protocol):
+    """A model that can begin with a LoRA file of another program."""
+
+    # a file or folder, and alpha where the caller knows it -> the parameters that it changes,
+    # whole; None for what is no LoRA
+    def from_lora(self, path: Path, alpha: float | None) -> Iterator[tuple[str, Tensor]] | None: ...
 
 
 @runtime_checkable

@@ -1,16 +1,21 @@
-"""Devices and dtypes by name, weights that did not fit their network, memory given back."""
+"""Devices and dtypes by name, weights that are not what their network takes, memory given back."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import sys
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
-from flowrl.core.errors import ConfigError
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.files import read_json
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,6 +52,7 @@ def pick_device(name: str, who: str = "") -> torch.device:
     return device
 
 
+CONFIG = "config.json"
 _KINDS = ("missing", "unexpected", "mismatched")
 
 
@@ -60,6 +66,56 @@ def misfits(info: Mapping[str, Any], allowed: Collection[str] = ()) -> str:
         if names and kind not in allowed:
             wrong.append(f"{len(names)} {kind} {names[:3]}")
     return ", ".join(wrong)
+
+
+# kinds of numbers as files of safetensors call them, and torch: those of weights, those that count
+_WIDE = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
+_COUNTS = {"I64", "I32", "BOOL", "int64", "int32", "bool"}
+_WEIGHT = re.compile(r"(^|[._])(q?weight|bias|lora_\w+|qzeros|g_idx|weight_packed|W_q)$")
+
+
+def kinds_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the kind of numbers of each tensor, as `check_wide` takes them."""
+    return {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+
+
+def stored_kinds(file: Path) -> dict[str, str]:
+    """Return the kind of numbers of each tensor in a file of safetensors, such as BF16, by its
+    header alone. Raises OSError, SafetensorError."""
+    with safe_open(file, framework="pt") as tensors:
+        names = tensors.keys()
+        return {name: tensors.get_slice(name).get_dtype() for name in names}
+
+
+def check_folder(path: str, who: str, inside: str = "") -> None:
+    """Raise ModelError as `check_wide` does, for a folder, or what was fetched of a hub id, or the
+    part `inside` it, whose config.json does not say how its weights were quantised: where it does,
+    the library knows."""
+    folder = Path(path) / inside
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(path, f"{inside}/{CONFIG}".lstrip("/"))
+        folder = Path(found).parent if isinstance(found, str) else folder
+    about = folder / CONFIG
+    if about.is_file() and "quantization_config" in read_json(about, dict[str, Any]):
+        return
+    for file in sorted(folder.glob("*.safetensors")):
+        check_wide(stored_kinds(file), f"{who}: {file}")
+
+
+def check_wide(kinds: Mapping[str, str], where: object) -> None:
+    """Raise ModelError for weights of less than 16 bits, and for packed ones: libraries would cast
+    their numbers as they stand, without the scales that give them a meaning. Places of tokens and
+    masks may be whole numbers."""
+    for name, kind in kinds.items():
+        if kind in _WIDE or (kind in _COUNTS and not _WEIGHT.search(name)):
+            continue
+        raise ModelError(
+            f"{where}: {name} holds numbers of kind {kind}: weights that were quantised (fp8, "
+            "int8, nf4, GPTQ, AWQ and the like) are not read, with scales or without; take the "
+            "model's files of 16 or 32 bits"
+        )
 
 
 def free_memory() -> None:

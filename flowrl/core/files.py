@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flowrl.core.errors import RunError
 
@@ -267,7 +267,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def is_finite_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> TypeGuard[float]:
     """Say whether what was read from JSON is a number, no switch, that float64 holds."""
     if type(value) not in (int, float):
         return False

@@ -37,7 +37,9 @@ every iteration
 whenever a checkpoint is written or read
     `state_dict`, `load_state_dict`
 before a run, by `flowrl estimate`, the dry run and the doctor
-    `calls`            network calls that the part adds
+    `work`             what an iteration costs with the part
+    `row_calls`        network calls that the part adds to the training of a row
+    `calls`            and those that it adds to an iteration
 """
 
 from __future__ import annotations
@@ -104,6 +106,15 @@ class Part:
 
     def begin(self, task: Any) -> None:
         """Read what the part needs of prompts and rewards. Raises ConfigError, DataError."""
+
+    def work(self, task: Any, plan: Any, cost: Any) -> Any:
+        """Return what an iteration of a plan costs with the part: an
+        `flowrl.training.iteration_cost.IterationCost`."""
+        return cost
+
+    def row_calls(self, task: Any) -> int:
+        """Count the network calls that the part adds to the training of a row, at most."""
+        return 0
 
     def calls(self, task: Any, made: Rollout, iteration: int) -> int:
         """Count the network calls that the part adds to an iteration for one prompt, whose forest

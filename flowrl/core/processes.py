@@ -166,10 +166,13 @@ class World(NamedTuple):
 ALONE = World()
 
 
+KILLERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+
+
 def launched() -> bool:
-    """Tell whether torchrun, or accelerate with several processes, started this one: it ends a
-    process 30 s after the signal that it hands on."""
-    return bool(os.environ.get("TORCHELASTIC_RUN_ID"))
+    """Tell whether this process was started by what kills 30 s after its signal: torchrun,
+    accelerate with several processes, Slurm, Kubernetes."""
+    return any(map(os.environ.get, KILLERS))
 
 
 _waits = 0

@@ -167,6 +167,13 @@ def _read_txt(text: str, file: str) -> Items:
         if len(names) > 1 and prompt_name(names) and all(map(_WORD.fullmatch, names)):
             yield from _table(text, file, one)
             return
+    _check_layout(lines, _WORD)
+    tabs = {line.count("\t") for _, line in lines}
+    if len(lines) > 1 and len(tabs) == 1 and tabs != {0}:
+        raise _unread(lines[0][0], "columns with tabs between them and no header", _NAMED)
+    # the name of a column above sentences, and no prompt
+    if prompt_name([first]) is not None and any(" " in line for _, line in lines[1:]):
+        del lines[0]
     # a list whose every line stands in quotes was quoted by a program
     quoted = len(lines) > 1 and all(_QUOTED.fullmatch(line) for _, line in lines)
     for where, line in lines:
@@ -297,11 +304,74 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 Row = tuple[str, list[str]]  # "file, line 3", and the cells
 
 
+# separators that are not read, a run of symbols that no sentence has between two words; some
+# stand in no prompt at all
+_SYMBOLS = re.compile(r"""(?:[\x1c-\x1f]|[^\w\s"'./()&!?+-])+""")
+_RARE = "~^§¦¬\x01\x1f"
+_NAME = re.compile(r"[^\W\d][\w -]*")
+_RULED = set(" |+:=-")  # what a line of a table is drawn with
+LONGEST_HEADER = 2000  # letters of a line that may name columns
+_NAMED = "Name the columns in a first line and call the file .tsv"
+
+
+def _check_layout(lines: list[tuple[str, str]], word: re.Pattern[str]) -> None:
+    """Raise DataError for a table of a kind that is not read, whose lines would be taken for
+    prompts. It is known by its first line: names of columns, each a `word`."""
+    rest = [line for _, line in lines[1:]]
+    if not rest or len(lines[0][1]) > LONGEST_HEADER:
+        return
+    where, first = lines[0]
+
+    def names_columns(cells: list[str]) -> bool:
+        named = [cell.strip() for cell in cells]
+        fit = len(named) > 1 and all(map(word.fullmatch, named))
+        return fit and prompt_name(named) is not None
+
+    # another separator; a colon before a space belongs to a sentence
+    for one in dict.fromkeys(_SYMBOLS.findall(first)):
+        read = set(one) <= set(DELIMITERS) or (one == ":" and ": " in first)
+        if not read and names_columns(first.split(one)) and all(one in line for line in rest):
+            raise _unread(where, f"columns with {one!r} between them", _other_separator(one))
+    # columns that spaces align, or lines
+    if names_columns(re.split(r" {2,}", first)) and any("  " in line for line in rest):
+        raise _unread(where, "columns of fixed width", _SAVE)
+    ruled = [set(line) <= _RULED and ("--" in line or "==" in line) for line in (first, rest[0])]
+    if any(ruled):
+        head = rest[0] if ruled[0] else first
+        if prompt_name(cell.strip() for cell in head.split("|")) is not None:
+            raise _unread(where, "a table that was drawn for people", _SAVE)
+
+
+_SAVE = (
+    "Save it again as CSV (in Python: pandas.read_fwf or read_csv, then to_csv), or write the "
+    "prompts one per line into a .txt file"
+)
+
+
+def _other_separator(one: str) -> str:
+    """Say how to mend a file with a separator that is not read."""
+    above = f"Put the line sep={one} above all others of a .csv file, or save" * (len(one) == 1)
+    return (
+        f"{above or 'Save'} the table again with one of these (in Python: pandas.read_csv(FILE, "
+        f"sep={one!r}).to_csv(FILE, index=False)), or write the prompts one per line into a .txt "
+        "file"
+    )
+
+
+def _unread(where: str, what: str, mend: str) -> DataError:
+    return DataError(
+        f"{where}: expected prompts, one per line, or columns with a comma, a semicolon, a | or a "
+        f"tab between them, got {what}. {mend}"
+    )
+
+
 def _read_csv(text: str, file: str, delimiters: str = DELIMITERS) -> Items:
     # Excel may say first what separates the cells; a blank line keeps the numbers of the others
     told = re.match(r"sep=(.)(?=\r?\n)", text)
     if told:
         text, delimiters = text[told.end() :], told[1]
+    else:
+        _check_layout(list(_lines(text, file)), _NAME)
     # the header says it, too: the first row, split so that it names a column of prompts
     header, delimiter = list[str](), delimiters[0]
     for one in delimiters:
@@ -337,6 +407,11 @@ def first_row(text: str, delimiter: str) -> list[str]:
 def _table(text: str, file: str, delimiter: str) -> Items:
     """Yield the rows below a header, with the text under "prompt", whatever its column was
     called."""
+    # tabs in every line below a header without one are what separates those
+    head, *rest = [line for _, line in _lines(text, file)]
+    if delimiter != "\t" and rest and "\t" not in head and all("\t" in line for line in rest):
+        mixed = f"tabs below a header whose names have {delimiter!r} between them"
+        raise _unread(f"{file}, line 1", mixed, "Let one of them separate all lines")
     rows = _tab_rows(text, file) if delimiter == "\t" else None
     header, column = list[str](), ""
     for where, row in rows or csv_rows(text, file, delimiter):
@@ -416,6 +491,11 @@ def _without_header(text: str, file: str, delimiters: str) -> Items:
     lines = [line for _, line in _lines(text, file)]
     if not lines:
         return
+    for one in _RARE:
+        counts = {line.count(one) for line in lines}
+        if len(lines) > 1 and len(counts) == 1 and counts != {0} and one not in delimiters:
+            place = next(where for where, _ in _lines(text, file))
+            raise _unread(place, f"columns with {one!r} between them", _other_separator(one))
     first = max((first_row(text, one) for one in delimiters), key=len)
     cells = [cell for cell in first if cell]
     # words alone, and longer lines below them, are names of columns

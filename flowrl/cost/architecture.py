@@ -31,6 +31,7 @@ from flowrl.models import facts as stated
 from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.facts import Facts, TextShape
 from flowrl.models.files.single import converted
+from flowrl.models.files.weights import check_plain
 from flowrl.models.loading import locate
 from flowrl.models.options import PipelineOptions, Tuning, checked_options, pick_tuning
 from flowrl.models.pipeline import NETWORKS
@@ -98,7 +99,7 @@ def architecture_of(config: Config) -> Architecture:
     path, facts = str(config.model.kwargs["path"]), known_facts(config)
     folder, known = find_folder(path), True
     if folder is not None:
-        origin, parts = str(folder), _read_parts(lambda name: _read(folder / name))
+        origin, parts = str(folder), _folder_parts(folder)
     else:
         origin, known = f"the released {path}", path in released()
         if not known and not facts.typical:
@@ -122,7 +123,7 @@ def called_architecture(config: Config) -> Architecture | None:
     folder = find_folder(path) if isinstance(path, str) and "call" in config.model.kwargs else None
     if folder is None:
         return None
-    parts = _read_parts(lambda name: _read(folder / name))
+    parts = _folder_parts(folder)
     network = next((name for name in NETWORKS if name in parts), "")
     return Architecture(str(folder), parts, True, network) if network else None
 
@@ -249,6 +250,14 @@ def _read_parts(read: Callable[[str], Any]) -> dict[str, WeightlessPart]:
         file = "scheduler_config.json" if name == SCHEDULER else "config.json"
         if name == SCHEDULER or _is_module(library, kind):
             parts[name] = WeightlessPart(library, kind, read(f"{name}/{file}"))
+    return parts
+
+
+def _folder_parts(folder: Path) -> dict[str, WeightlessPart]:
+    """Read the parts of a folder. Raises ModelError, also for weights that were quantised."""
+    parts = _read_parts(lambda name: _read(folder / name))
+    for name, part in parts.items():
+        check_plain(folder / name, part.settings)
     return parts
 
 

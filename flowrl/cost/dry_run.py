@@ -23,8 +23,8 @@ from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
 from flowrl.evaluation.statistics import decided_by
 from flowrl.models.facts import Facts
-from flowrl.training.guidance import teachers_of
 from flowrl.training.method import COMPANIONS
+from flowrl.training.parts.teachers import teachers_of
 from flowrl.training.run import told_overlap
 from flowrl.training.start_weights import check_start, names_of
 

@@ -173,7 +173,7 @@ def _sampling(
 ) -> Extra:
     size = min(config.train.rollout_batch, images_of_part(config, forecast.work))
     ways = [
-        _call(made, size, twice=forecast.work.samples_guided),
+        _call(made, size, twice="sampling" in forecast.work.twice),
         (_joined(config, parts), size, "joining the nodes of the forest"),
     ]
     if _offloads(config) and tuning_of(config).runtime.text_encoders == "device":

@@ -35,7 +35,6 @@ from flowrl.cost.architecture import (
 )
 from flowrl.models.lora import find_layers
 from flowrl.models.options import Tuning, fully_trained
-from flowrl.training.guidance import guides_teachers, is_guided
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration
@@ -215,9 +214,7 @@ def _conditioning(
 ) -> MemoryPart:
     """Count `encode`'s output: one row per prompt, and one without the prompt under guidance."""
     tokens, dim, pooled = text_shape(config, architecture)
-    guided = is_guided(config) or work.samples_guided or work.guides_reference
-    guided = guided or guides_teachers(config) > 0
-    rows = work.prompts * (2 if guided else 1)
+    rows = work.prompts * (2 if work.guided or work.twice else 1)
     what = f"{rows:,} rows x ({tokens} x {dim} + {pooled}) x {width} bytes"
     return MemoryPart(
         "prompt conditioning", what, rows * (tokens * dim + pooled) * width, _ITERATION

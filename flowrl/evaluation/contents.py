@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.calls import Call
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.identity import (
     IMAGES,
@@ -23,6 +24,7 @@ from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.evaluation.measures.of_images import Tools
 
 JUDGES = ("flowrl.evaluation",)  # rewards take their rules from here
+FUNCTIONS = "functions"  # of the user's own, whose source is kept
 MACHINE = ("runtime", "device", "decode_batch")  # arguments of a model: where and how it computes
 
 
@@ -48,9 +50,26 @@ def drawing_content(config: Config) -> Facts:
     return {**content_of(config.model), "settings": {**settings, "quantize": quantize}}
 
 
+def start_content(config: Config) -> Facts:
+    """Return the facts of the files that a config's training begins with, where these are not the
+    model's own."""
+    start = facts_of_values(config.train.start)
+    return {"start": start} if start else {}
+
+
 def reward_contents(config: Config) -> Facts:
     """Return the facts of each reward of a config, by its name."""
     return {name: content_of(call) for name, call in config.rewards.items()}
+
+
+def own_judge(config: Config) -> dict[str, str]:
+    """Return a digest of the source of the headline reward, as "judge", where it is a user's own
+    that the config names; {} for others: flowrl's has a version, a program's object no file."""
+    call = config.rewards[config.headline]
+    package = str(getattr(call.function, "__module__", "")).partition(".")[0]
+    if call.path == PYTHON or package in ("flowrl", "rewards"):
+        return {}
+    return {"judge": short_digest(facts_of_source(call.function))}
 
 
 def prompt_files(prompts: PromptSet, config: Config) -> str:
@@ -79,11 +98,10 @@ def _image_names(value: Any) -> Iterator[str]:
 def judged_content(config: Config) -> Facts:
     """Return the facts of all that decides how a config's base model is judged: the model's files,
     the weights that it begins with, the headline reward and the held-out prompts."""
-    start = facts_of_values(config.train.start)
     prompts = load_prompts(config.prompts.test)
     return {
         "model": content_of(config.model),
-        **({"start": start} if start else {}),
+        **start_content(config),
         "reward": content_of(config.rewards[config.headline]),
         "prompts": prompts_hash(prompts),
         "files of prompts": prompt_files(prompts, config),
@@ -91,10 +109,28 @@ def judged_content(config: Config) -> Facts:
 
 
 def trained_content(config: Config) -> Facts:
-    """Return the facts of all that a config's training begins with: `judged_content`, all rewards
-    and the training prompts."""
+    """Return the facts of all that a config's training begins with: `judged_content`, all rewards,
+    the training prompts, and the user's own functions."""
     prompts = prompts_hash(load_prompts(config.prompts.train))
-    return {**judged_content(config), "rewards": reward_contents(config), "trained on": prompts}
+    found = {"rewards": reward_contents(config), "trained on": prompts}
+    return {**judged_content(config), **found, **own_functions(config)}
+
+
+def own_functions(config: Config) -> Facts:
+    """Return the source of each function of a method that is no part of flowrl, by its section;
+    that of rewards is in `reward_contents`."""
+    calls: list[Any] = []
+    for section in vars(config).values():
+        calls += section.values() if isinstance(section, Mapping) else [section]
+    calls += [step for call in config.rewards.values() for step in call.transform]
+    calls += config.select
+    known = [config.model, *config.rewards.values()]
+    found: Facts = {}
+    for call in calls:
+        if isinstance(call, Call) and call not in known:
+            source = facts_of_source(call.function)
+            found |= {call.key: source} if source else {}
+    return {FUNCTIONS: found} if found else {}
 
 
 def measured_content(folder: Path, tools: Tools) -> Facts:

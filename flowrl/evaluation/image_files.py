@@ -27,6 +27,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS = 2**26
 # keys of a prompt record that may name its image; the first one wins
 KEYS = ("file", "image", "file_name")
+RECORD = "metadata.jsonl"  # of a prompt, in GenEval's folders
 _ORIENTATION = 0x0112  # EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -51,7 +52,7 @@ class ImageFile(NamedTuple):
 
 def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[ImageFile]:
     """Open the headers of files, and of all images in and below folders, each folder sorted by
-    path.
+    path, without GenEval's sheets of a prompt's samples.
 
     Raises DataError naming the file if one is missing, no PNG, JPEG or WebP, larger than
     `MAX_PIXELS`, or given twice.
@@ -73,10 +74,11 @@ def _files(paths: list[Path]) -> Iterator[tuple[Path, str]]:
         if not path.is_dir():
             yield path, str(path)
             continue
-        # a folder sorted, without what is hidden
+        # a folder sorted, without what is hidden or shows other images again
         below = [file for file in path.rglob("*") if file.suffix.lower() in ENDINGS]
         shown = [file.relative_to(path) for file in below if file.is_file()]
-        names = sorted((n for n in shown if not _hidden(n)), key=Path.as_posix)
+        kept = (n for n in shown if not _hidden(n) and not _is_sheet(path / n))
+        names = sorted(kept, key=Path.as_posix)
         if not names:
             raise DataError(
                 f"{path}: expected a folder with images ({', '.join(ENDINGS)}), found none in it"
@@ -87,6 +89,13 @@ def _files(paths: list[Path]) -> Iterator[tuple[Path, str]]:
 
 def _hidden(name: Path) -> bool:
     return any(part.startswith(".") for part in name.parts)
+
+
+def _is_sheet(file: Path) -> bool:
+    """Say whether a file is the sheet of a prompt's samples that GenEval's own code puts beside
+    them: 00000/grid.png."""
+    beside = (file.parent / "samples", file.parent / RECORD)
+    return file.name == "grid.png" and beside[0].is_dir() and beside[1].is_file()
 
 
 def _header(path: Path, name: str) -> ImageFile:
@@ -238,7 +247,7 @@ def match_prompts(images: Sequence[ImageFile], text: str | None, file: str | Non
 
 def metadata_of(image: ImageFile) -> Path:
     """Return where the record of an image lies that was put as GenEval puts them."""
-    return image.path.parent.parent / "metadata.jsonl"
+    return image.path.parent.parent / RECORD
 
 
 def _records_beside(images: Sequence[ImageFile]) -> list[Record]:

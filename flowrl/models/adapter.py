@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -113,6 +114,11 @@ class PipelineModel(ABC, Generic[Options]):
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
         return self._tuned.trainable()
+
+    def from_lora(self, path: Path, alpha: float | None) -> Iterator[tuple[str, Tensor]] | None:
+        """Return the trained parameters that a LoRA file of another program changes, None for what
+        is no LoRA; see `flowrl.models.files.lora_start`."""
+        return self._tuned.from_lora(path, alpha)
 
     def encode(self, prompts: list[str]) -> Cond:
         """Return the prompts' embeddings {name: [G, ...]} on the device, and ``negative_<name>``

@@ -32,7 +32,13 @@ from flowrl.core.processes import shared_as
 from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
 from flowrl.models.files.single import convert, converted, what_it_is
-from flowrl.models.files.weights import VARIANTS, check_complete, stored_tensors, weight_files
+from flowrl.models.files.weights import (
+    VARIANTS,
+    check_complete,
+    check_plain,
+    stored_tensors,
+    weight_files,
+)
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
@@ -309,8 +315,11 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     config = folder / ("scheduler_config.json" if "Scheduler" in kind else "config.json")
     if not config.is_file():
         raise ModelError(f"{folder}: no {config.name} in it")
-    _read_json(config)
-    return set() if "Scheduler" in kind else stored_tensors(weight_files(folder).files)
+    settings = _read_json(config)
+    if "Scheduler" in kind:
+        return set()
+    check_plain(folder, settings)
+    return stored_tensors(weight_files(folder).files)
 
 
 def _check_network(folder: Path, network: Any, stored: set[str], *, quantized: bool) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
+from flowrl.models.files.lora_read import looks_like_lora
 from flowrl.models.files.weights import fingerprint
 from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
 from flowrl.models.lora import first_values, without_adapters
@@ -34,6 +36,8 @@ PATH_KEYS = (
     "trained_betas",
     "rescale_betas_zero_snr",
 )
+# settings of a VAE that say which latents a network sees
+LATENT_KEYS = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
 
 
 def load_for_tuning(
@@ -217,9 +221,23 @@ class TunedPipeline:
         """Return the trained parameters by their name in the network, in module order."""
         return trained_parameters(self.network)
 
+    def from_lora(self, path: Path, alpha: float | None) -> Iterator[tuple[str, Tensor]] | None:
+        """Return the trained parameters that a LoRA file changes, as `started` yields them; None
+        for what is no LoRA."""
+        from flowrl.models.files.lora_start import started  # late: it loads peft
+
+        if path.is_file():
+            with safe_open(path, framework="pt") as stored:
+                if not looks_like_lora(stored.keys()):
+                    return None
+        paths = {prefix: prefix.removesuffix(".") for prefix in self._folders}
+        networks = {prefix: self.network.get_submodule(name) for prefix, name in paths.items()}
+        return started(path, networks, self.trainable(), alpha)
+
     def _identify(self) -> dict[str, Any]:
         """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's
-        alpha, the networks' settings, which path of noise they predict, and the frozen weights."""
+        alpha, the networks' settings, which path of noise they predict, the scale of the latents,
+        and the frozen weights."""
         found: dict[str, Any] = {}
         tuning, scheduler = self.tuning, self.pipeline.scheduler.config
         if tuning.tune == "lora":
@@ -229,6 +247,8 @@ class TunedPipeline:
             settings = {k: v for k, v in config.items() if not k.startswith(("_", "quantization"))}
             found |= {f"network.{prefix}{key}": value for key, value in settings.items()}
         found |= {f"scheduler.{key}": scheduler[key] for key in PATH_KEYS if key in scheduler}
+        vae = getattr(getattr(self.pipeline, "vae", None), "config", {})
+        found |= {f"vae.{key}": vae[key] for key in LATENT_KEYS if key in vae}
         there = all(folder.is_dir() for folder in self._folders.values())
         if there and (tuning.tune == "lora" or tuning.layers is not None):
             found["base model"] = fingerprint(self._folders.values())

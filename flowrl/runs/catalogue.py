@@ -249,8 +249,7 @@ def _cost(name: str) -> dict[str, Any]:
         "calls": forecast.calls,
         "calls_per_image": round(forecast.calls / work.images, 3),
         "guided": work.guided,
-        "samples_guided": work.samples_guided,
-        "guides_reference": work.guides_reference,
+        "guided_alone": sorted(work.twice),
     }
 
 

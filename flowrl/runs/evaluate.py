@@ -18,6 +18,7 @@ from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_if_there
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
+from flowrl.evaluation.contents import own_judge
 from flowrl.evaluation.held_out import (
     best_rows,
     chooser,
@@ -79,7 +80,7 @@ def evaluate(
         best_of=c.eval.best_of,
         best_by=c.eval.best_by,
     )
-    report["setting"] |= guidance_of(model, c)
+    report["setting"] |= {**guidance_of(model, c), **own_judge(c)}
     return report
 
 

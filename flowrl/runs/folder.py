@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import time
 import weakref
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import parse_json, read_json, shaped, write_text
+from flowrl.core.files import parse_json, read_json, refuse_pipe, shaped, write_text
 
 RunPath = str | os.PathLike[str]
 Rows = list[dict[str, Any]]
@@ -143,8 +144,7 @@ def read_rows(run: RunPath, name: str) -> Rows:
 def read_bytes(path: Path, start: int = 0) -> bytes:
     """Read a log from a byte on; nothing of one that is not there. Raises RunError."""
     try:
-        if path.is_fifo():
-            raise OSError("it is a pipe, not a file")
+        refuse_pipe(path)
         with path.open("rb") as file:
             file.seek(start)
             return file.read()
@@ -247,44 +247,55 @@ def what_is_there(run: RunPath) -> str:
 
 def check_lines(run: RunPath, iterations: int) -> None:
     """Raise RunError unless the metrics of a run hold each of its first `iterations` iterations
-    once, naming what is missing or double.
-
-    A file that begins late, or is not there, was lost or moved by hand: `RunLogger` warns of it.
-    """
-    rows = [row["iteration"] for row in read_rows(run, METRICS)]
-    seen = Counter(number for number in rows if number < iterations)
-    if not seen:
-        return
-    expected = range(min(seen), iterations)
-    missing = [number for number in expected if number not in seen]
-    double = sorted(number for number, times in seen.items() if times > 1)
+    once, naming what is missing or double; all are missing where the file is."""
+    path = Path(run) / METRICS
+    seen = Counter(row["iteration"] for row in read_rows(run, METRICS))
+    missing = [number for number in range(iterations) if number not in seen]
+    double = sorted(n for n, times in seen.items() if times > 1 and n < iterations)
     if not missing and not double:
         return
-    # what is wrong, and both ways on
+    # what is wrong
     wrong = [f"lacks {_numbers(missing)}"] if missing else []
     wrong += [f"holds {_numbers(double)} more than once"] if double else []
-    path, first = Path(run) / METRICS, min([*missing, *double])
-    ways = [f"move away the checkpoints after {first} iterations, and these are trained again"]
+    first = min([*missing, *double])
+    # the ways on, none of which deletes anything by itself
+    ways = []
+    if first == 0:
+        ways.append("bring the whole file back")
+    else:
+        ways.append(f"move away the checkpoints after {first} iterations to train these again")
     if double:
         ways.append("delete the lines that are too many")
     if missing:
-        ways.append(f'write {{"iteration": {missing[0]}}} and so on where lines are missing')
+        begin, end = _spans(missing)[0]
+        made = f"seq -f '{{\"iteration\": %.0f}}' {begin} {end}"
+        into = "" if seen else f" > {shlex.quote(str(path))}"
+        ways.append(
+            "go on without these numbers, with a line for each in its place that holds its "
+            f"iteration alone: `{made}{into}`"
+        )
+    state = "" if path.exists() else ", which is not there"
     raise RunError(
-        f"{path}: expected each of the {counted(iterations, 'iteration')} before the checkpoint "
-        f"once, but it {' and '.join(wrong)}, as after a power cut. Then resume: "
+        f"{path}{state}: expected each of the {counted(iterations, 'iteration')} before the "
+        f"checkpoint once, but it {' and '.join(wrong)}. Nothing was changed. Before you resume: "
         f"{', or '.join(ways)}"
     )
 
 
+def _spans(found: Sequence[int]) -> list[list[int]]:
+    """Return the first and last of all numbers that follow each other."""
+    spans: list[list[int]] = []
+    for number in found:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return spans
+
+
 def _numbers(found: Sequence[int]) -> str:
     """Say which iterations: "iterations 3 to 7, 9"."""
-    parts: list[list[int]] = []
-    for number in found:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    texts = [str(a) if a == b else f"{a} to {b}" for a, b in parts]
+    texts = [str(a) if a == b else f"{a} to {b}" for a, b in _spans(found)]
     more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
     return f"iteration{'s' * (len(found) > 1)} {', '.join(texts[:5])}{more}"
 

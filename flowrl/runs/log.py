@@ -16,7 +16,6 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -573,10 +572,6 @@ def _prepare(file: Path, resume: int | None) -> None:
     if file.exists() and not file.is_file():
         raise RunError(f"{file}: expected a file, got a folder, a pipe or a device; move it away")
     if not file.exists() or file.stat().st_size == 0:
-        if resume and file.name == METRICS:
-            warnings.warn(
-                f"{file} is missing: the metrics before iteration {resume} are lost", stacklevel=4
-            )
         return
     if resume is None:
         raise RunError(f"{file} holds another run: resume that run, or choose another folder")

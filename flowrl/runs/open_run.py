@@ -17,7 +17,7 @@ from flowrl.core.identity import Facts
 from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
-from flowrl.evaluation.contents import drawing_content
+from flowrl.evaluation.contents import drawing_content, start_content
 from flowrl.runs.best import best_first
 from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.training import checkpoint
@@ -25,6 +25,7 @@ from flowrl.training.checkpoint import MANIFEST
 from flowrl.training.checkpoint_state import checked_iteration
 from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.run import build_model, use_threads
+from flowrl.training.start_weights import check_start, names_of, start_from
 from flowrl.training.weights import Weights, put_saved
 
 Which = int | str | None
@@ -149,6 +150,7 @@ def load_run(
         model = build_model(config)
     base = base_weights(model, config)
     if weights == "base":
+        _begin(model, config)
         return OpenedRun(model, config, 0, base)
     # the weights of the checkpoint
     folder = path if path != run else chosen_checkpoint(run, iteration)
@@ -224,15 +226,36 @@ def open_target(
         content = drawing_content(run.config)
         if run.checkpoint is not None:
             content["checkpoint"] = run.checkpoint
+        else:
+            content |= start_content(run.config)
         return Target(run.model, run.config, what, run.base, content)
     # a model folder with settings of a config, or a config with its model, as before training
     config = target_config(target, settings=settings, overrides=overrides, plugins=plugins)
     check(config)
     use_threads(config)
-    with explained(config, "load"):
-        model = config.call("model")()
+    model, base = untrained(config)
     what = f"the base model {config.model.kwargs.get('path', '')}"
-    return Target(model, config, what, base_weights(model, config), drawing_content(config))
+    if config.train.start:
+        what += f", beginning with {', '.join(names_of(config.train.start))}"
+    content = drawing_content(config) | start_content(config)
+    return Target(model, config, what, base, content)
+
+
+def untrained(config: Config) -> tuple[FlowModel, Weights]:
+    """Load the model of a config as before training, also with the weights that this begins with
+    -> it, and its own weights as `base_weights` keeps them. Raises as `start_from` does."""
+    check_start(config.train.start)
+    with explained(config, "load"):
+        model: FlowModel = config.call("model")()
+    base = base_weights(model, config)
+    _begin(model, config)
+    return model, base
+
+
+def _begin(model: FlowModel, config: Config) -> None:
+    """Put the weights in that a config's training begins with, if they are not the model's own."""
+    if config.train.start:
+        start_from(config.train.start, model.trainable(), model=model)
 
 
 def target_config(

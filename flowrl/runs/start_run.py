@@ -23,6 +23,7 @@ from flowrl.core.processes import world
 from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.evaluation.contents import own_judge
 from flowrl.runs.best import score_of
 from flowrl.runs.evaluate import eval_weights, evaluate, guidance_of, probe_of
 from flowrl.runs.folder import (
@@ -410,4 +411,5 @@ def _wanted(model: FlowModel, c: Config, prompts: PromptSet) -> dict[str, Any]:
         "best_by": (c.eval.best_by or c.headline) if c.eval.best_of > 1 else "",
         "prompts_hash": prompts_hash(prompts),
         **guidance_of(model, c),
+        **own_judge(c),
     }

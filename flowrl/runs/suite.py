@@ -14,7 +14,7 @@ import torch
 from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
-from flowrl.core.identity import Facts, facts_of_tensors
+from flowrl.core.identity import Facts, differences, facts_of_tensors, without_times
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
@@ -69,6 +69,7 @@ def run_suite(
     # all that can fail before the first image
     prompts, rewards = _checked(model, config)
     setting = {**setting_of(model, config, suite, target, prompts, content), **(more or {})}
+    _check_alike(world, setting)
     other = _other(against, setting) if against is not None else None
     if world.main:
         folder.prepare(out, setting, prompts)
@@ -115,6 +116,18 @@ def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Rew
     probe_rewards(rewards)
     chooser(config.eval.best_by, config.headline, rewards)
     return prompts, rewards
+
+
+def _check_alike(world: World, setting: Mapping[str, Any]) -> None:
+    """Raise ConfigError in every process where one would draw or judge something else."""
+    first, *others = world.gather(without_times(setting))
+    for rank, other in enumerate(others, 1):
+        wrong = differences(first, other)
+        if wrong:
+            raise ConfigError(
+                f"process {rank} of {world.size} has another suite than process 0, there and here: "
+                f"{'; '.join(wrong[:3])}; start all processes with the same command and files"
+            )
 
 
 def _images_per_prompt(config: Config) -> int:

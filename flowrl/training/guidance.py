@@ -1,4 +1,4 @@
-"""Guidance that is another than the model's own: who has it, and what that costs."""
+"""Guidance: whether a model has it, and how it has another for a while."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides
 from flowrl.core.errors import ConfigError
-from flowrl.core.needs import needs_of
-from flowrl.core.teacher_runs import TeacherRun, runs_of
 from flowrl.core.types import FlowModel
 
 KEYS = ("guidance", "reference_guidance")  # of the section train
@@ -23,61 +21,10 @@ def is_guided(config: Config) -> bool:
     return isinstance(scale, int | float) and scale > 1
 
 
-def samples_guided(config: Config) -> bool:
-    """Say whether the images that are trained on are sampled with and without the prompt, by a
-    model that is trained without guidance."""
-    return bool(config.train.guidance) and not is_guided(config)
-
-
 def guides_reference(config: Config) -> bool:
     """Say whether the base weights are asked with and without the prompt, and the trained ones
     only with it."""
     return bool(config.train.reference_guidance) and not is_guided(config)
-
-
-def teachers_of(config: Config) -> dict[str, list[TeacherRun]]:
-    """Return the teachers of the loss by the value of the records' key; {} if it has none. Raises
-    ConfigError."""
-    if "teacher" not in needs_of(config.loss.function):
-        return {}
-    return runs_of(config.loss.kwargs.get("teachers", {}))
-
-
-def guides_teachers(config: Config) -> float:
-    """Return a scale at which a teacher is asked with and without the prompt, where the model has
-    but one branch; 0: there is none."""
-    if is_guided(config):
-        return 0.0
-    runs = [one for several in teachers_of(config).values() for one in several]
-    return next((one.guidance or 0.0 for one in runs if _is_guided_at(config, one)), 0.0)
-
-
-def teacher_calls(config: Config) -> int:
-    """Return the network calls that a row's teachers take: of the domain that has most, two for a
-    teacher that is guided where the model is not."""
-    most = 0
-    for runs in teachers_of(config).values():
-        most = max(most, sum(calls_of_teacher(config, one) for one in runs))
-    return most
-
-
-def calls_of_teacher(config: Config, teacher: TeacherRun) -> int:
-    """Return the network calls that a row takes under a teacher, each of its own guidance."""
-    return 2 if not is_guided(config) and _is_guided_at(config, teacher) else 1
-
-
-def _is_guided_at(config: Config, teacher: TeacherRun) -> bool:
-    """Say whether the model evaluates the network twice under a teacher. Raises ConfigError for a
-    model that has no guidance but its own."""
-    scale, options = teacher.guidance, getattr(config.model.function, "options", None)
-    if scale is None:
-        return is_guided(config)
-    if options is None:
-        return scale > 1
-    try:
-        return bool(options(**config.model.kwargs).guided_by(scale, off=True).guided)
-    except ConfigError as error:
-        raise ConfigError(f"loss.teachers, {teacher.run}: {error}") from error
 
 
 def no_prompt(model: FlowModel) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from flowrl.algorithms.nodes import Trains
 from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for, total_counts
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Likelihood, Plan
-from flowrl.training.guidance import guides_reference, is_guided, samples_guided
 
 MOST_IMAGES, MOST_STEPS = 10**6, 1000  # of an iteration: more is a slip of the pen
 
@@ -39,34 +37,30 @@ class IterationCost:
     passes: int  # forward and backward network calls per optimizer step
     rollout_batch: int  # latents per network call while sampling
     guided: bool  # each velocity evaluates the network twice, in one batch
-    samples_guided: bool = False  # only in sampling; `nfe` counts both
-    guides_reference: bool = False  # only the base model that is measured from
-    previews: tuple[int, int] = (0, 0)  # of a prompt's noises, and their steps
-    stored: bool = False  # the images are there already, as the pairs of offline preferences are
+    # what parts add: where alone a latent takes two evaluations, such as "sampling", which `nfe`
+    # counts; and what is said before the sampling, of its evaluations, and at the end
+    twice: frozenset[str] = frozenset()
+    before: tuple[str, ...] = ()
+    evaluated: str = ""
+    after: tuple[str, ...] = ()
+    source: str = ""  # of images that are not sampled: where they come from
 
     def lines(self) -> list[str]:
         """Say it in plain English."""
-        # what goes into the lines only sometimes
-        double = ", each with and without the prompt (guidance)" if self.guided else ""
-        if self.samples_guided:
-            double = " latents, each with and without the prompt (train.guidance)"
+        double = ", each with and without the prompt (guidance)" if self.guided else self.evaluated
         calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
-        twice = "           the base model with and without the prompt (train.reference_guidance)"
-        count, steps = self.previews
-        looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)
         # a line or two per phase, in the order of an iteration
         images = f"{self.prompts} prompts x {self.group} images = {self.images} images"
         sampled = [
             f"sampling   {images} from {self.starts} initial noises, {self.steps} steps",
             f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
         ]
-        read = [f"images     {images} from files, encoded {self.rollout_batch} at a time"]
         return [
-            *looks,
-            *(read if self.stored else sampled),
+            *self.before,
+            *([f"images     {images} {self.source}"] if self.source else sampled),
             f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
             f"update, in {self.passes} {calls}",
-            *([twice] if self.guides_reference else []),
+            *self.after,
         ]
 
     def _trained(self) -> str:
@@ -85,16 +79,11 @@ def iteration_cost(
     micro_batch: int,
     rollout_batch: int,
     guided: bool = False,
-    samples_guided: bool = False,
-    guides_reference: bool = False,
     same_noise: bool = False,
     trains: Trains = "draws",
     rows: int = 1,
-    previews: tuple[int, int] = (0, 0),
 ) -> IterationCost:
-    """Count what a plan costs with these numbers. trains, rows: as a likelihood says; previews: how
-    many noises of a prompt are looked at, and in how many steps; samples_guided: a velocity of
-    sampling takes two evaluations, one of training one; guides_reference: the base model's two.
+    """Count what a plan costs with these numbers. trains, rows: as a likelihood says.
 
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
     if there are fewer decisions than updates, or for a number below 1 or absurdly large.
@@ -113,7 +102,7 @@ def iteration_cost(
             f"the plan gives {states} (noise on the last step is not trained): put noise on "
             "earlier steps or lower train.updates"
         )
-    nfe, per_update = all_of.nfe + prompts * math.prod(previews), math.ceil(states / updates)
+    per_update = math.ceil(states / updates)
     return IterationCost(
         prompts=prompts,
         group=group,
@@ -121,7 +110,7 @@ def iteration_cost(
         starts=starts,
         images=prompts * group,
         steps=len(plan.noise),
-        nfe=2 * nfe if samples_guided else nfe,
+        nfe=all_of.nfe,
         trains=trains,
         decisions=decisions,
         updates=updates,
@@ -131,10 +120,6 @@ def iteration_cost(
         passes=math.ceil(per_update / micro_batch),
         rollout_batch=rollout_batch,
         guided=guided,
-        samples_guided=samples_guided,
-        guides_reference=guides_reference,
-        previews=previews,
-        stored=plan.stored is not None,
     )
 
 
@@ -163,30 +148,11 @@ def _trained(
     return nodes, rows * nodes
 
 
-class Guided(NamedTuple):
-    """Where the network is evaluated with and without the prompt."""
-
-    always: bool
-    sampling: bool  # in sampling alone
-    reference: bool  # for the base model alone
-
-
-def guided_of(config: Config) -> Guided:
-    """Say where a config's model is guided."""
-    return Guided(is_guided(config), samples_guided(config), guides_reference(config))
-
-
-def cost_of(config: Config, iteration: int = 0) -> IterationCost:
-    """Count what one iteration of a config costs. Raises ConfigError as `iteration_cost` and
-    the plan do."""
-    plan = config.call("plan")(iteration)
-    return cost_of_plan(config, plan, config.likelihood.make(), guided_of(config))
-
-
 def cost_of_plan(
-    config: Config, plan: Plan, likelihood: Likelihood, guided: Guided
+    config: Config, plan: Plan, likelihood: Likelihood, *, guided: bool
 ) -> IterationCost:
-    """Count what an iteration of a config with a plan costs."""
+    """Count what an iteration of a config with a plan costs, without its parts; guided: each
+    velocity evaluates the network twice."""
     t = config.train
     return iteration_cost(
         plan,
@@ -195,11 +161,8 @@ def cost_of_plan(
         updates=t.updates,
         micro_batch=t.micro_batch,
         rollout_batch=t.rollout_batch,
-        guided=guided.always,
-        samples_guided=guided.sampling,
-        guides_reference=guided.reference,
+        guided=guided,
         same_noise=t.same_noise,
         trains=likelihood.trains,
         rows=max(1, likelihood.rows_per_state),
-        previews=(config.scout.images, config.scout.steps),
     )

@@ -256,10 +256,10 @@ def _network_calls(run: Run, part: Trained) -> tuple[int, int]:
     """Return the network calls that a part counts as, and its rows that went backward."""
     if part.calls is not None:
         return part.calls
-    calls = run.method.trained_calls(part.update, run.steps_before, taught=False)
+    calls = run.method.trained_calls(part.update, run.steps_before)
     rows = part.network_rows()
     backwards = rows * run.method.graphs if calls else 0
-    return rows * calls + part.teachers_calls(), backwards
+    return rows * calls + part.asked_calls(), backwards
 
 
 # --------------------------------------------------------------------------- one optimizer step

@@ -24,7 +24,7 @@ KEY = "meaning"  # in a checkpoint's state
 COPIES = ("old", "slow", "fake", "surrogate")  # copies of the weights, and models trained along
 # where a model is, and how it computes; LoRA's size and scale are in the model's own words
 FREE = ("path", "device", "dtype", "seed", "runtime", "decode_batch", "lora", "layers")
-OF_MODEL = ("network.", "scheduler.", "base model")
+OF_MODEL = ("network.", "scheduler.", "vae.", "base model")
 _NOTHING = object()
 
 

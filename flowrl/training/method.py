@@ -19,7 +19,6 @@ from flowrl.core.types import (
     Transition,
     Unrolled,
 )
-from flowrl.training.guidance import guides_reference, teacher_calls
 
 # network calls that training one state costs: one forward, and a backward of twice its work
 TRAINED_CALLS = 3
@@ -44,8 +43,6 @@ class Method(NamedTuple):
     needs: frozenset[str] = frozenset()  # what loss and penalty want made for them
     # the weights under which every batch is evaluated besides the current ones
     snapshots: tuple[str, ...] = ()
-    guides_reference: bool = False  # the base weights are asked with and without the prompt
-    teacher_calls: int = 0  # of a row, where its domain has the most teachers
 
     @property
     def reads_leaves(self) -> bool:
@@ -73,16 +70,12 @@ class Method(NamedTuple):
         same = update == 0 and (decay is None or all(decay(count) == 0 for count in steps))
         return tuple(name for name in self.snapshots if not (same and name == "old"))
 
-    def trained_calls(self, update: int, steps: list[int], *, taught: bool = True) -> int:
+    def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
-        forward pass for each of the `others`, two for a guided reference; forward and backward
-        again for a real image; `taught`: and those of its teachers."""
+        forward pass for each of the `others`; forward and backward again for a real image."""
         if not self.likelihood.rows_per_state:
             return 0
-        others = self.others(update, steps)
-        twice = self.guides_reference and "ref" in others
-        own = TRAINED_CALLS * self.graphs
-        return own + len(others) + twice + self.teacher_calls * taught
+        return TRAINED_CALLS * self.graphs + len(self.others(update, steps))
 
 
 def unrolled_calls(path: Unrolled) -> tuple[int, int]:
@@ -114,8 +107,6 @@ def method_of(config: Config) -> Method:
         companions={key: getattr(config, key).make() for key in COMPANIONS if getattr(config, key)},
         needs=needs,
         snapshots=_snapshots(needs, likelihood),
-        guides_reference=guides_reference(config),
-        teacher_calls=teacher_calls(config),
     )
 
 

@@ -13,7 +13,7 @@ from flowrl.core.types import concatenated
 
 Rows = dict[str, Tensor]
 Asked = tuple[tuple[Tensor, int], ...]
-"""The states [b] that each teacher was asked about, and how many network calls one of them took."""
+"""The states [b] that parts asked the network about, and how many calls each of them took."""
 KL_TERM = "kl_term"  # of a row's loss, times its weight: becomes `kl_share`
 # what a run measures itself: a loss has other names
 RESERVED = frozenset(
@@ -53,14 +53,14 @@ class Trained(NamedTuple):
     update: int  # number of the optimizer step within the iteration
     # of the network, and how many of them went backward, where rows took several steps
     calls: tuple[int, int] | None = None
-    asked: Asked = ()  # of teachers
+    asked: Asked = ()  # of parts, such as teachers
 
     def network_rows(self) -> int:
         """Count the rows that the network was called with."""
         return len(torch.unique(self.state))
 
-    def teachers_calls(self) -> int:
-        """Count the network calls of teachers, one or two of each state."""
+    def asked_calls(self) -> int:
+        """Count the network calls of parts."""
         return sum(times * len(torch.unique(states)) for states, times in self.asked)
 
 

@@ -38,7 +38,8 @@ from flowrl.core.types import (
     Rollout,
     SelectInput,
 )
-from flowrl.training.iteration_cost import Guided, IterationCost, cost_of_plan, guided_of
+from flowrl.training.guidance import is_guided
+from flowrl.training.iteration_cost import IterationCost, cost_of_plan
 from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.metrics import check_names
 from flowrl.training.parts import Parts, parts_of
@@ -62,13 +63,24 @@ class Task:
     sharded: bool = False
 
     @functools.cached_property
-    def guided(self) -> Guided:
-        """Say where the model is guided."""
-        return guided_of(self.config)
+    def guided(self) -> bool:
+        """Say whether each velocity evaluates the network with and without the prompt."""
+        return is_guided(self.config)
 
     def work(self, plan: Plan) -> IterationCost:
         """Count what an iteration with a plan costs."""
-        return cost_of_plan(self.config, plan, self.method.likelihood, self.guided)
+        cost = cost_of_plan(self.config, plan, self.method.likelihood, guided=self.guided)
+        for part in self.parts.at("work"):
+            cost = part.work(self, plan, cost)
+        return cost
+
+    def trained_calls(self, update: int, steps: list[int]) -> int:
+        """Return the network calls that training one row takes at most: those of the method, and
+        of parts."""
+        calls = self.method.trained_calls(update, steps)
+        for part in self.parts.at("row_calls"):
+            calls += part.row_calls(self) if calls else 0
+        return calls
 
     def known(self) -> dict[str, Any]:
         """Return the fields by name, for a record of more."""
@@ -165,8 +177,8 @@ def _rehearse(task: Task, plan: Plan, iteration: int, work: IterationCost) -> Re
         trained = work.prompts * unrolled_calls(batch.unrolled)[0]
     else:
         first, last = min(states, work.per_update), [config.train.iterations * work.updates]
-        trained = first * method.trained_calls(0, last)
-        trained += (states - first) * method.trained_calls(1, last)
+        trained = first * task.trained_calls(0, last)
+        trained += (states - first) * task.trained_calls(1, last)
     for part in task.parts.at("calls"):
         trained += work.prompts * part.calls(task, made, config.train.iterations - 1)
     calls = work.nfe + trained

@@ -12,20 +12,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flowrl.config.overrides import parse_yaml
+from flowrl.core.abilities import TakesLora
+from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.processes import shared_as, whole
 from flowrl.core.shipped_files import resource
-from flowrl.models.files.lora_read import files_of, looks_like_lora
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import CheckpointTensors
-from flowrl.training.meaning import check_meaning, identity_of
+from flowrl.training.meaning import KEY, check_meaning, identity_of
 from flowrl.training.weights import put_saved, put_weights
 
 
 def check_start(start: str | Sequence[str], key: str = "train.start") -> None:
     """Raise ConfigError unless a key such as `train.start` is empty, or names weights that are
-    there; of a list all of them. Raises CheckpointError for runs of different LoRA settings."""
+    there; of a list all of them. Raises CheckpointError for runs of different LoRA alphas."""
     _check_alike([_file_of(one, key) for one in names_of(start)], key)
 
 
@@ -42,25 +42,25 @@ def start_from(
 ) -> None:
     """Put the weights that a key such as `train.start` names into the parameters of a model: a
     safetensors file of them, a checkpoint, or a run's newest one, of which the averaged weights are
-    taken if there are any; or a LoRA file of another program (`flowrl.models.files.lora_start`). Of
-    several the mean, as `mean_weights` says.
+    taken if there are any; or a LoRA file of another program, which the model reads. Of several
+    the mean, as `mean_weights` says.
 
     Raises: ConfigError if there is none, CheckpointError if they do not fit the model, or differ
-    in their tensors or LoRA's rank or alpha, or are to be averaged and not finite; ModelError for a
-    LoRA file that cannot be taken whole.
+    in their tensors or LoRA's alpha, or are to be averaged and not finite; ModelError for a LoRA
+    file that cannot be taken whole.
     """
     paths = [_file_of(one, key) for one in names_of(start)]
     _check_alike(paths, key)
     for path in paths:
-        if not _is_lora(path, params):
+        if _of_lora(path, params, model) is None:
             check_meaning(_state_of(path), identity_of(model), path)
     if len(paths) > 1:
         runs = ((str(path), _tensors(path, params, key, model)) for path in paths)
         put_weights(params, _of_kinds(mean_weights(runs), params), paths[0])
         return
-    path = paths[0]
-    if _is_lora(path, params):
-        _put_lora(path, params, model)
+    path, update = paths[0], _of_lora(paths[0], params, model)
+    if update is not None:
+        _put_lora(update, params)
     elif path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
         put_saved(params, files, _averaged(files))
@@ -69,63 +69,52 @@ def start_from(
 
 
 @torch.no_grad()
-def _put_lora(path: Path, params: Mapping[str, nn.Parameter], model: Any) -> None:
+def _put_lora(update: Iterator[tuple[str, Tensor]], params: Mapping[str, nn.Parameter]) -> None:
     """Begin with a LoRA of another program, one parameter after the other."""
-    for name, rows in _of_lora(path, params, model):
+    for name, rows in update:
         params[name].copy_(shared_as(rows.to(params[name].dtype), params[name]))
 
 
 def _of_lora(
     path: Path, params: Mapping[str, nn.Parameter], model: Any
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a LoRA file makes of the parameters that it changes."""
-    from flowrl.models.files.lora_start import started  # late: it loads peft
-
-    own = _lora_of(path)  # of a run that trained LoRA, where this one trains whole layers
-    known = None if own is None else own[1] / own[0]
-    return started(path, getattr(model, "network", None), params, known)
-
-
-def _is_lora(path: Path, params: Mapping[str, nn.Parameter]) -> bool:
-    """Say whether a file or folder holds a LoRA of another program, or of a run that trained other
-    parameters than these. Raises CheckpointError for what is no safetensors file."""
-    if path.is_dir():
-        return not (path / checkpoint.MANIFEST).is_file()
-    try:
-        with safe_open(path, framework="pt") as stored:
-            names = [*stored.keys()]
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: no safetensors file: {error}") from error
-    return params.keys().isdisjoint(names) and looks_like_lora(names)
+) -> Iterator[tuple[str, Tensor]] | None:
+    """Return what a LoRA of another program, or of a run that trained other parameters than these,
+    makes of the parameters that it changes; None for other weights. Raises CheckpointError for what
+    is no safetensors file."""
+    if path.is_file():
+        try:
+            with safe_open(path, framework="pt") as stored:
+                if not params.keys().isdisjoint(stored.keys()):
+                    return None
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: no safetensors file: {error}") from error
+    elif (path / checkpoint.MANIFEST).is_file():
+        return None
+    # alpha: of a run that trained LoRA, where this one trains whole layers
+    return model.from_lora(path, _alpha_of(path)) if isinstance(model, TakesLora) else None
 
 
 def _check_alike(paths: Sequence[Path], key: str) -> None:
-    """Refuse runs whose configs give LoRA another rank or alpha: what an adapter adds is scaled by
-    alpha / rank. A file with no config beside it is taken to be as the others."""
+    """Refuse runs that give LoRA another alpha: what an adapter adds is scaled by alpha / rank. A
+    file with no checkpoint around it is taken to be as the others."""
     several = paths if len(paths) > 1 else []
-    known = [(path, found) for path in several if (found := _lora_of(path))]
-    for path, (rank, alpha) in known[1:]:
-        first, (size, scale) = known[0]
-        if (rank, alpha) != (size, scale):
+    known = [(path, alpha) for path in several if (alpha := _alpha_of(path)) is not None]
+    for path, alpha in known[1:]:
+        first, other = known[0]
+        if alpha != other:
             raise CheckpointError(
-                f"{key}: {path} has LoRA of rank {rank} and alpha {alpha:g}, and {first} of rank "
-                f"{size} and alpha {scale:g}; expected runs of one rank and one alpha: train them "
-                "with the same model.lora, or begin with one of them"
+                f"{key}: {path} has LoRA of alpha {alpha:g}, and {first} of alpha {other:g}; "
+                "expected runs of one alpha: train them with the same model.lora, or begin with "
+                "one of them"
             )
 
 
-def _lora_of(path: Path) -> tuple[int, float] | None:
-    """Return rank and alpha by the config that is saved in a checkpoint; None where it names none,
-    or trains no LoRA."""
-    from flowrl.models.lora import LoraOptions  # late: it loads peft
-
-    try:
-        config = parse_yaml(_state_of(path)["config"], str(path))
-        model = config["model"]
-        lora = LoraOptions(**(model.get("lora") or {}))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
-        return None
-    return None if model.get("tune", "lora") != "lora" else (lora.rank, lora.alpha)
+def _alpha_of(path: Path) -> float | None:
+    """Return LoRA's alpha by the checkpoint that a file is in; None where it is in none, or of a
+    run without LoRA."""
+    kept = _state_of(path).get(KEY)
+    alpha = kept.get("model.lora.alpha") if isinstance(kept, Mapping) else None
+    return float(alpha) if isinstance(alpha, int | float) else None
 
 
 def _state_of(path: Path) -> dict[str, Any]:
@@ -143,16 +132,18 @@ def _tensors(
     path: Path, params: Mapping[str, nn.Parameter], key: str, model: Any
 ) -> dict[str, Tensor]:
     """Read a safetensors file, or a checkpoint's weights, whole -> {name: tensor}."""
-    if _is_lora(path, params):
-        now = {name: whole(p.detach()).cpu() for name, p in params.items()}
-        return now | dict(_of_lora(path, params, model))
+    update = _of_lora(path, params, model)
+    if update is not None:
+        return {name: whole(p.detach()).cpu() for name, p in params.items()} | dict(update)
     if path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
         return files[_averaged(files)]
     try:
-        return load_file(path)
+        found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{key}: {path}: no safetensors file: {error}") from error
+    check_wide(kinds_of(found), path)
+    return found
 
 
 def _averaged(files: CheckpointTensors) -> str:
@@ -177,8 +168,8 @@ def _file_of(start: str, key: str) -> Path:
     if path.is_file() or (path / checkpoint.MANIFEST).is_file():
         return path
     newest = checkpoint.latest(path)
-    if newest is None and files_of(path):
-        return path
+    if newest is None and any(path.glob("*.safetensors")):
+        return path  # of one or two LoRA files: the model sees which
     if newest is None:
         raise ConfigError(
             f"{key}: there are no weights at {start}: expected a .safetensors file, a "

@@ -43,6 +43,15 @@ def split_url(url: str) -> SplitResult | None:
     return parts if good and not parts.query and not parts.fragment else None
 
 
+def asked_pause(header: str | None, most: float) -> float:
+    """Return the seconds, at most so many, that a Retry-After header asks for; 0 without one."""
+    try:
+        seconds = float(header or 0)
+    except ValueError:  # a date, which servers of models do not send
+        return 0.0
+    return min(seconds, most) if seconds > 0 else 0.0
+
+
 def without_password(url: str) -> str:
     """Return an address for a message: what stands before an @ may be a password."""
     return url.rpartition("@")[2]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.core.devices import DTYPES, misfits
+from flowrl.core.devices import DTYPES, check_folder, check_wide, kinds_of, misfits
 from flowrl.core.devices import pick_device as pick_device
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.host_copies import refuse_if
@@ -101,8 +101,9 @@ def read_weights(file: Path, who: str) -> dict[str, Tensor]:
 
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+            state: Any = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ModelError(
             f"{who}: {file} is no readable file of weights: {first_line(error)}"
@@ -111,6 +112,7 @@ def read_weights(file: Path, who: str) -> dict[str, Tensor]:
     good = isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
     if not good:
         raise ModelError(f"{who}: {file} holds no state dict (names with tensors)")
+    check_wide(kinds_of(state), f"{who}: {file}")
     return state
 
 
@@ -194,4 +196,5 @@ def load_network(
             f"{who}: {path}: the weights are not those of {expected} that config.json describes: "
             f"{wrong}"
         )
+    check_folder(source_of(path), who)
     return network.eval().requires_grad_(False)

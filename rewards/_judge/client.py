@@ -18,6 +18,7 @@ from .._common.http_client import (
     HttpClient,
     RequestFailed,
     Response,
+    asked_pause,
     exchange,
     for_each,
     read_secret,
@@ -209,7 +210,9 @@ async def _ask_once(
     if code != 200:
         again = code in (408, 425, 429) or code >= 500
         fatal = code in (401, 403, 404)
-        return Failure(_status(http, response), again, fatal, _pause(response.retry_after))
+        return Failure(
+            _status(http, response), again, fatal, asked_pause(response.retry_after, LONGEST_PAUSE)
+        )
     # an answer; its text is quoted where it cannot be read, and kept
     answer = _parse(response.body)
     if answer is None:
@@ -250,14 +253,6 @@ def _status(http: HttpClient, response: Response) -> str:
 def _start(http: HttpClient, response: Response) -> str:
     # hidden first: a key cut in two would not be found
     return repr(http.hide(response.body.decode("utf-8", "replace"))[:200])
-
-
-def _pause(header: str | None) -> float:
-    try:
-        seconds = float(header or 0)
-    except ValueError:  # a date, which servers of models do not send
-        return 0.0
-    return min(seconds, LONGEST_PAUSE) if seconds > 0 else 0.0
 
 
 def request_settings(

@@ -26,9 +26,11 @@ from .._common.http_client import (
     split_url,
     without_password,
 )
-from .endpoints import LONGEST, Endpoint, Endpoints, NoAnswer
+from .endpoints import Endpoint, Endpoints, NoAnswer
 from .messages import (
+    LONGEST,
     Hosted,
+    ServerFull,
     Told,
     check_kind,
     chunks_of,
@@ -65,7 +67,8 @@ class remote:
             rests.
         reward: the reward's name at the server; "" = the only one that it hosts.
         videos: the hosted reward judges videos.
-        timeout: seconds for one request, from its first to its last byte.
+        timeout: seconds for one request, from its first to its last byte; a server that is full
+            is asked again for as long, as no try.
         retries: further tries of a request, at another server where there is one.
         backoff: seconds before the second try, doubled for each further one, up to 10.
         workers: requests under way at the same time.
@@ -75,8 +78,8 @@ class remote:
             of the prompts that it held (NaN), "wait" tries on for up to `wait_s` seconds and then
             raises.
         settings: what the hosted reward has to be, such as ``{fn: shapes, mode: strict}``; keys
-            that are not named may be anything. Servers that are asked in turn have to agree in all
-            of them, whether this is given or not.
+            that are not named may be anything. Servers that are asked in turn, and one that is
+            started again, have to agree in all of them, whether this is given or not.
 
     Raises ConfigError for an argument, RewardError with address and reason, DataError for what
     cannot be judged.
@@ -181,13 +184,19 @@ class remote:
         """Send one request until it is answered. Raises NoAnswer."""
         last: Endpoint | None = None
         began: float | None = None
-        attempt, reason = 0, "servers that rest"
+        attempt, reason, patience = 0, "servers that rest", self.timeout
         while True:
             # ask the least busy server, or none while all rest
             endpoint = self._endpoints.take(avoid=last)
             if endpoint is not None:
                 last = endpoint
-                scores = await self._ask_once(client, endpoint, body, count)
+                try:
+                    scores = await self._ask_once(client, endpoint, body, count)
+                except ServerFull as full:
+                    scores = f"{endpoint.url}: {full}"
+                    if patience > 0:
+                        patience -= await self._wait_for_room(scores, full.seconds)
+                        continue
                 if isinstance(scores, Tensor):
                     return scores
                 reason = scores
@@ -201,11 +210,17 @@ class remote:
     async def _ask_once(
         self, client: Any, endpoint: Endpoint, body: bytes, count: int
     ) -> Tensor | str:
-        """Ask one server -> scores [count], or its address and what is wrong with it."""
+        """Ask one server -> scores [count], or its address and what is wrong with it. Raises
+        ServerFull."""
         url = f"{endpoint.url}/score"
         try:
             data = await self._exchange(client, "POST", url, body, self.timeout, count)
-            scores = read_scores(data, self.reward, count)
+            scores, told = read_scores(data, self.reward, count), read_told(data, self.reward)
+            if told.settings is not None:  # it may have been started again, with another reward
+                self._compare(endpoint.url, told)
+        except ServerFull:  # it is well
+            self._endpoints.give(endpoint)
+            raise
         except RequestFailed as error:
             text = self._http.hide(str(error))
             self._endpoints.give_failed(endpoint, text)
@@ -227,7 +242,8 @@ class remote:
         most = longest_answer(count)
         response = await exchange(client, method, url, body, timeout=timeout, most=most)
         if response.status != 200:
-            raise refusal(response.status, self._http.hide_bytes(response.body), url)
+            said = self._http.hide_bytes(response.body)
+            raise refusal(response.status, said, url, response.retry_after)
         return response.body
 
     async def _pause(self, attempt: int, began: float, reason: str) -> None:
@@ -239,13 +255,28 @@ class remote:
             raise NoAnswer(f"{reason} (tried {attempt + 1} times)")
         if waits and left <= 0:
             raise NoAnswer(f"{reason} (waited {self.wait_s:g} s)")
-        # a message now and then
-        if waits and time.monotonic() - self._said >= SAY_EVERY:
-            self._said = time.monotonic()
-            _log.warning("%s: no scores from %s; trying on for up to %.0f s", WHO, reason, left)
-        # sleep, in short parts: the end of the program must not be held up
+        if waits:
+            self._say("no scores from %s; trying on for up to %.0f s", reason, left)
         delay = max(min(LONGEST, self.backoff * 2 ** min(attempt, 16)), self._endpoints.soonest())
-        end = time.monotonic() + (min(delay, left) if waits else delay)
+        await self._sleep(min(delay, left) if waits else delay, reason)
+
+    async def _wait_for_room(self, reason: str, seconds: float) -> float:
+        """Wait as a server that is full asks, at least `backoff` -> the seconds."""
+        pause = max(seconds, self.backoff, 1e-3)
+        self._say("%s; asking again after %.1f s", reason, pause)
+        await self._sleep(pause, reason)
+        return pause
+
+    def _say(self, text: str, *values: object) -> None:
+        """Warn of what holds the scores up, now and then."""
+        if time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            _log.warning(f"%s: {text}", WHO, *values)
+
+    async def _sleep(self, seconds: float, reason: str) -> None:
+        """Sleep in short parts: the end of the program must not be held up. Raises NoAnswer
+        then."""
+        end = time.monotonic() + seconds
         while (rest := end - time.monotonic()) > 0:
             await asyncio.sleep(min(rest, 1.0))
             try:
@@ -314,7 +345,7 @@ class remote:
         return hosted
 
     def _compare(self, url: str, told: Told) -> None:
-        """Compare what a server says of itself with what is wanted, and with what the others said.
+        """Compare what a server says of itself with what is wanted, and with what all said before.
         Raises ConfigError that says what differs."""
         # another version may score otherwise: it is said, once
         known = self._told.get(url)
@@ -328,10 +359,11 @@ class remote:
             wrong = other_settings(self.settings, told.settings or {}, self.settings)
             check_same(f"settings: expected here and told by {url}", wrong)
         for other, said in self._told.items():
-            if other != url and told.settings is not None and said.settings is not None:
+            if told.settings is not None and said.settings is not None:
                 keys = dict.fromkeys([*said.settings, *told.settings])
                 wrong = other_settings(said.settings, told.settings, keys)
-                check_same(f"urls: {other} and {url} serve different rewards", wrong)
+                one = f"{url} before and now" if other == url else f"{other} and {url}"
+                check_same(f"urls: {one} serve different rewards", wrong)
         self._told[url] = told
 
 

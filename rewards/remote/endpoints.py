@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LONGEST = 10.0  # seconds of a rest or between two tries
+from .messages import LONGEST
 
 
 class NoAnswer(Exception):

@@ -16,7 +16,7 @@ from flowrl.core.local_server import asked_here, from_another_page, is_json, jso
 from flowrl.core.version import __version__
 
 from .read_body import Places, read_body
-from .read_request import RequestLimits, RequestRefused, parse, parse_records
+from .read_request import Decoded, RequestLimits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of refusals
 IN_HAND = 128  # requests in work or held whole; further ones wait for a place and are not refused
 
 
@@ -78,7 +79,7 @@ class _Handlers:
         self.checks = [name for name, reward in hosted if hasattr(reward, "check_record")]
         self.requests: Counter[int] = Counter()  # {status: answers of /score}
         self.seconds = 0.0  # in /score, waiting included
-        self.room = Places(IN_HAND)
+        self.room, self.decoded = Places(IN_HAND), Decoded(limits.held)
 
     def guard(self, handler: Handler) -> Handler:
         """Check who asks before anything is read, and turn failures into JSON."""
@@ -88,10 +89,8 @@ class _Handlers:
                 self._admit(request)
                 return await handler(request)
             except RequestRefused as error:
-                headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-                return json_response(
-                    {"error": str(error), "kind": error.kind}, error.status, headers
-                )
+                said = {"error": str(error), "kind": error.kind}
+                return json_response(said, error.status, HEADERS.get(error.status))
 
         return guarded
 
@@ -121,7 +120,7 @@ class _Handlers:
 
     async def score(self, request: Request) -> Response:
         """Score the images of one request: {"scores": {name: [number | null]}, "images":
-        count}."""
+        count, "settings", "flowrl"}."""
         began, status = time.perf_counter(), 500
         try:
             response = await self._score(request)
@@ -138,10 +137,13 @@ class _Handlers:
         async with AsyncExitStack() as held:
             body = await self._body(request, held)
             known = tuple(self.queue.rewards)
-            wanted = await asyncio.to_thread(parse, body, known, self.limits, self.videos)
+            take = held.enter_context(self.decoded.share())
+            wanted = await asyncio.to_thread(parse, body, known, self.limits, self.videos, take)
             del body
             answer = await self._answer(request, wanted)
-        return json_response({"scores": answer, "images": len(wanted.prompts)})
+        told = {name: self.settings[name] for name in answer if name in self.settings}
+        found = {"scores": answer, "images": len(wanted.prompts), "settings": told}
+        return json_response({**found, "flowrl": __version__})
 
     async def _body(self, request: Request, held: AsyncExitStack) -> bytearray:
         """Read a body of JSON; from then on `held` has a place."""
@@ -185,6 +187,7 @@ class _Handlers:
             "bytes": self.limits.bytes,
             "images": self.limits.images,
             "pixels": self.limits.all_pixels,
+            "held": self.limits.held,
         }
         facts: dict[str, Any] = {"rewards": list(self.queue.rewards), "checks": self.checks}
         facts |= {"videos": self.videos, "singly": self.singly, "settings": self.settings}
@@ -218,6 +221,7 @@ class _Handlers:
             "batches_total": ("counter", "batches of joined requests", counts.batches),
             "queue_requests": ("gauge", "requests that wait for a batch", queued),
             "queue_images": ("gauge", "images that wait for a batch", images),
+            "held_bytes": ("gauge", "bytes of decoded images of all requests", self.decoded.held),
             "request_seconds_total": (
                 "counter",
                 "seconds from request to answer, summed",

@@ -17,11 +17,22 @@ from flowrl.core.errors import ConfigError, DataError, RewardError, printable
 from flowrl.core.files import parse_json
 from flowrl.core.types import RewardBatch, Source
 
-from .._common.http_client import RequestFailed
+from .._common.http_client import RequestFailed, asked_pause
 from .._common.scorer import to_pil
 
 WHO = "rewards.remote"
 LARGEST = torch.finfo(torch.float32).max
+
+
+LONGEST = 10.0  # seconds of a rest, or between two tries
+
+
+class ServerFull(RequestFailed):
+    """A server that holds as many images as it may, and the seconds until it is asked again."""
+
+    def __init__(self, text: str, seconds: float) -> None:
+        super().__init__(text)
+        self.seconds = seconds
 
 
 def longest_answer(count: int) -> int:
@@ -94,9 +105,10 @@ def _png(image: Any) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def refusal(status: int, data: bytes, url: str) -> Exception:
+def refusal(status: int, data: bytes, url: str, retry_after: str | None = None) -> Exception:
     """Return the exception for an answer other than 200: DataError or RewardError for what the
-    server refuses for good, RequestFailed where another try may help.
+    server refuses for good, RequestFailed where another try may help, ServerFull where it says
+    when.
 
     Only a reward server's own words are final.
     """
@@ -114,7 +126,10 @@ def refusal(status: int, data: bytes, url: str) -> Exception:
         )
     if kind in ("request", "size"):
         return RewardError(f"{WHO}: {url} refuses the request (HTTP {status}): {text}")
-    return RequestFailed(f"HTTP {status}: {text}")
+    said = f"HTTP {status}: {text}"
+    if kind == "busy":
+        return ServerFull(said, asked_pause(retry_after, LONGEST))
+    return RequestFailed(said)
 
 
 def read_scores(data: bytes, reward: str, count: int) -> Tensor:
@@ -190,10 +205,12 @@ def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = F
 
 
 def read_told(data: bytes, name: str) -> Told:
-    """Read version and settings of the reward `name` out of the answer that `read_health` takes."""
+    """Read version and settings of the reward `name`, or of the only one, out of the answer that
+    `read_health` or `read_scores` takes."""
     answer = _object(data)
     every = answer.get("settings")
-    settings = every.get(name) if isinstance(every, dict) else None
+    every = every if isinstance(every, dict) else {}
+    settings = every.get(name or next(iter(every), ""))
     version = _words(answer.get("flowrl", ""))
     return Told(version, settings if isinstance(settings, dict) else None)
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 import base64
 import io
 import struct
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +25,9 @@ from flowrl.core.types import Source
 from .request_queue import ScoreRequest
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MOST_VALUES = 2**20  # of a request's JSON, beside what is in its texts: 0.1 GB
 MOST_SOURCES = 16  # of one image, on average
+PIXEL, START_PIXEL = 3, 12  # bytes of a decoded pixel: of an image, of a source, which is floats
 KEYS = ("images", "prompts", "frames", "group", "meta", "sigma", "rewards", "sources", "source")
 
 
@@ -42,6 +47,66 @@ class RequestLimits(NamedTuple):
     images: int = 256  # frames of videos count each
     pixels: int = 2**24  # of one image: 4096 x 4096
     all_pixels: int = 2**26  # of all together: 64 images of 1024 x 1024, 0.8 GB as floats
+    held: int = 3 * 2**30  # bytes of decoded pixels, of all requests in hand together
+
+
+Take = Callable[[int], None]
+"""Takes so many bytes before pixels are decoded into them. Raises RequestRefused."""
+
+
+class Decoded:
+    """The bytes of decoded pixels that all requests in hand hold together. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def share(self) -> Iterator[Take]:
+        """Give a request what it takes memory with; all of it comes back at the end, after which
+        a thread that still reads the request gets none."""
+        mine, over = 0, False
+
+        def take(size: int) -> None:
+            nonlocal mine
+            with self._lock:
+                self._check(mine + size, size, over)
+                self.held += size
+                mine += size
+
+        try:
+            yield take
+        finally:
+            with self._lock:
+                over = True
+                self.held -= mine
+
+    def _check(self, whole: int, more: int, over: bool) -> None:
+        """Raise RequestRefused where there is no room for `more` bytes of a request that has
+        `whole` of them then."""
+        if whole > self.most:
+            raise RequestRefused(
+                413,
+                "size",
+                f"expected a request whose images take at most {_mib(self.most)} when they are "
+                f"decoded, got {_mib(whole)}; send fewer at a time, or raise --max-held-mb",
+            )
+        if over or self.held + more > self.most:
+            raise RequestRefused(
+                503,
+                "busy",
+                f"the decoded images of all requests in hand have {_mib(self.most)} "
+                f"(--max-held-mb), of which {_mib(self.held)} are taken, and these need "
+                f"{_mib(more)}; try again soon",
+            )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def no_limit(size: int) -> None:
+    """Take memory of which nobody keeps count."""
 
 
 def parse(
@@ -49,8 +114,10 @@ def parse(
     known: Sequence[str],
     limits: RequestLimits,
     videos: Collection[str] = (),
+    take: Take = no_limit,
 ) -> ScoreRequest:
-    """Turn the body of a request into images, or videos, and words. Raises RequestRefused.
+    """Turn the body of a request into images, or videos, and words; `take` is called before pixels
+    are decoded. Raises RequestRefused.
 
     Keys: `images` (base64 of 8-bit RGB PNG files of one size) and `prompts`; optionally `frames`
     (of each video: so many of `images`, one after the other, are a video, and all other lists have
@@ -85,7 +152,7 @@ def parse(
     sigma = _list(data.get("sigma", [0.0] * count), "sigma", "numbers", (int, float), count)
     prompts = _list(data["prompts"], "prompts", "texts", str, count)
     meta = _list(data.get("meta", [{}] * count), "meta", "objects", dict, count)
-    pixels = _images(images, limits)
+    pixels = _images(images, limits, partial(_taken, take, PIXEL))
     return ScoreRequest(
         pixels=pixels.unflatten(0, (count, frames)) if frames else pixels,
         prompts=prompts,
@@ -93,7 +160,7 @@ def parse(
         meta=meta,
         sigma=_finite(sigma),
         names=tuple(names),
-        source=_sources(data, count, limits, _area(pixels)),
+        source=_sources(data, count, limits, _area(pixels), partial(_taken, take, START_PIXEL)),
     )
 
 
@@ -161,7 +228,13 @@ def _area(pixels: Tensor) -> int:
     return pixels.numel() // 3
 
 
-def _sources(data: dict[str, Any], count: int, limits: RequestLimits, taken: int) -> list[Source]:
+def _taken(take: Take, each: int, pixels: int) -> None:
+    take(each * pixels)
+
+
+def _sources(
+    data: dict[str, Any], count: int, limits: RequestLimits, taken: int, take: Take
+) -> list[Source]:
     """Decode what images start from -> [count], or [] where there is nothing. With the `taken`
     pixels of the images the files have one limit; as often as they are named they have it again,
     since a reward may want each image's own."""
@@ -189,7 +262,7 @@ def _sources(data: dict[str, Any], count: int, limits: RequestLimits, taken: int
     # one at a time, since they may differ in size; together they have one limit
     files, left = [], limits.all_pixels - taken
     for text in texts:
-        one = _images([text], limits._replace(all_pixels=left))
+        one = _images([text], limits._replace(all_pixels=left), take)
         left -= _area(one)
         files.append(one)
     # as often as they are named: each time it is a picture in somebody's memory
@@ -210,6 +283,15 @@ def _sources(data: dict[str, Any], count: int, limits: RequestLimits, taken: int
 
 
 def _json(body: bytes | bytearray) -> Any:
+    # an empty list of three bytes takes 64 of memory; in images there is none of these letters
+    values = sum(map(body.count, b",[{"))
+    if values > MOST_VALUES:
+        raise RequestRefused(
+            413,
+            "size",
+            f"the body: expected at most {MOST_VALUES} commas and brackets, got {values}; send "
+            "fewer images or records at a time",
+        )
     try:
         return parse_json(body, "the body", error=DataError, values=False)
     except DataError as error:
@@ -236,9 +318,9 @@ def _finite(values: list[int | float]) -> Tensor:
     return sigma
 
 
-def _images(texts: list[str], limits: RequestLimits) -> Tensor:
+def _images(texts: list[str], limits: RequestLimits, take: Take) -> Tensor:
     """Decode base64 PNG files of one size -> [L, 3, H, W] uint8, after a look at the sizes that
-    they claim."""
+    they claim; `take` is asked for all their pixels."""
     # out of base64
     files: list[bytes] = []
     for place, text in enumerate(texts):
@@ -264,6 +346,7 @@ def _images(texts: list[str], limits: RequestLimits) -> Tensor:
             "time",
         )
     # decoded only now
+    take(one * len(files))
     arrays = [_decode(file, sizes[0], f"images[{place}]") for place, file in enumerate(files)]
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
 

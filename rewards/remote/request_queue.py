@@ -86,7 +86,14 @@ class RequestQueue:
                 raise RunError("the server is shutting down")
             self._queue.append(_Waiting(request, future, time.monotonic() + self.max_wait_s))
             self._changed.notify()
+        future.add_done_callback(self._forget)
         return future
+
+    def _forget(self, future: Future[Answer]) -> None:
+        """Let go of the images of a request that nobody waits for any more."""
+        if future.cancelled():
+            with self._changed:
+                self._queue = [job for job in self._queue if job.future is not future]
 
     def waiting(self) -> tuple[int, int]:
         """Return how many requests and how many images are queued, without those in the batch

@@ -33,6 +33,7 @@ from .request_queue import RequestQueue
 
 PORT = 8321
 LONG_VALUE = 1024  # characters of an argument that /health tells as it is
+ELSEWHERE = ("weight", "transform", "offload", "device")  # arguments that change no score here
 
 
 def serve(
@@ -43,6 +44,7 @@ def serve(
     token_env: str = "",
     max_mb: int = 256,
     max_images: int = 256,
+    max_held_mb: int = 3072,
     max_wait_ms: float = 5.0,
     batch: int = 64,
     json: Path | None = None,
@@ -55,6 +57,7 @@ def serve(
         port: 0 takes a free one. The address is printed once requests are answered.
         token_env: name of the environment variable that holds the token which clients must send.
         max_mb, max_images: limits of one request (MiB of its body, images).
+        max_held_mb: limit of all requests in hand together (MiB of decoded images).
         max_wait_ms, batch: how long a request waits for others to join it, and up to how many
             images.
         json: a file that gets the address and the rewards' names, too; ``-`` prints that alone.
@@ -64,7 +67,8 @@ def serve(
     """
     # the arguments
     _check(port, 0, 65_535, "port")
-    for name, value in {"max_mb": max_mb, "max_images": max_images, "batch": batch}.items():
+    sizes = {"max_mb": max_mb, "max_images": max_images, "max_held_mb": max_held_mb, "batch": batch}
+    for name, value in sizes.items():
         _check(value, 1, 2**20, name)
     _check(max_wait_ms, 0, 60_000, "max_wait_ms")
     uvicorn = import_uvicorn()
@@ -76,7 +80,8 @@ def serve(
         forget(json)
         rewards = load_rewards(config)
         queue = RequestQueue(rewards, batch=batch, max_wait_s=max_wait_ms / 1000)
-        limits = RequestLimits(bytes=max_mb * 2**20, images=max_images)
+        held = max_held_mb * 2**20
+        limits = RequestLimits(bytes=max_mb * 2**20, images=max_images, held=held)
         app = make_app(queue, limits, token, settings_of(config))
         server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         # listens before it says so
@@ -98,7 +103,8 @@ def settings_of(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, call in config.rewards.items():
         found[name] = {}
-        for key, value in call.to_dict().items():
+        said = {key: value for key, value in call.to_dict().items() if key not in ELSEWHERE}
+        for key, value in said.items():
             text = dumps(value, default=str, sort_keys=True)
             digest = f"digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
             found[name][key] = loads(text) if len(text) <= LONG_VALUE else digest

@@ -5,11 +5,14 @@ disturbed.
     python scripts/bench/kills.py                     # all 60 kills, those that are missing
     python scripts/bench/kills.py --most 3            # three of these
 
-Each run trains the axes of a shipped config on the toy field of the tests. It is killed once, at a
-moment that is drawn from its whole length, and goes on by the same command; then every file that
-does not hold a time must be that of the undisturbed run, byte for byte. Under a launcher two
-processes train: either all of it is killed, as when a machine dies, or one of the two processes.
-A reward that forks leaves a child behind that outlives its run.
+Each run trains the axes of a shipped config on the toy field of the tests, in a fork of this
+process. It is killed once, at a moment that is drawn from the undisturbed run of its family, which
+is made once: evenly over the time from its first phase, when all is loaded, to its end. The moment
+is kept as the phase, and the seconds since it began, so that a machine with less time hits the same
+work. The run goes on by the same command; then every file that does not hold a time must be that of
+the undisturbed run, byte for byte. Under a launcher two processes train: either all of it is
+killed, as when a machine dies, or one of the two processes. A reward that forks leaves a child
+behind that outlives its run.
 
 Writes assets/results/kills.json after each kill: a row for each, with the moment and what differs.
 Kills that are in the file already are not made again. The command fails if a run came out wrong.
@@ -43,6 +46,7 @@ from toykit import axes, toy, write_toy  # noqa: E402
 from flowrl.config.load import Config  # noqa: E402
 from flowrl.core.files import write_json  # noqa: E402
 from flowrl.core.installation import environment  # noqa: E402
+from flowrl.runs.folder import CONFIG, SUMMARY  # noqa: E402
 
 OUT = ROOT / "assets" / "results" / "kills.json"
 LAUNCHER, FORKS = "launcher", "forking reward"
@@ -68,6 +72,8 @@ SMALL = {  # what the toy's four iterations and rewards of little spread need
 }
 PATIENCE = 180.0  # seconds for a run under a launcher
 TRIES = 20  # moments that are drawn until one comes before the run's end
+POLL = 0.01  # seconds between two looks at a folder
+Moments = list[tuple[str, float]]  # phases, and when each began; the last is the end
 
 
 class Kill(NamedTuple):
@@ -88,20 +94,32 @@ def overrides_of(family: str) -> list[str]:
     return [*OFTEN, *own, *SMALL.get(family, ())]
 
 
-def killed_fork(config: Config, folder: Path, seconds: float) -> Kill:
-    """Kill a run in a fork of this process after so many seconds, and let it go on."""
-    end = run(config, folder, Target(BETWEEN, 0, seconds=seconds))
+def moment(moments: Moments, rng: random.Random) -> tuple[float, Target]:
+    """Draw when to kill a run -> the seconds since its first phase began, and where that is."""
+    first = next(place for place, (phase, _) in enumerate(moments) if phase != BETWEEN)
+    when = rng.uniform(moments[first][1], moments[-1][1])
+    before = [phase for phase, begun in moments[:-1] if begun <= when]
+    phase, begun = moments[len(before) - 1]
+    target = Target(phase, before.count(phase) - 1, seconds=when - begun)
+    return when - moments[first][1], target
+
+
+def killed_fork(config: Config, folder: Path, target: Target) -> Kill:
+    """Kill a run in a fork of this process at a moment, and let it go on."""
+    end = run(config, folder, target, counted=False)
     wrong = broken(folder) if end.phase else []
     if end.phase is not None:
-        end = run(config, folder)._replace(phase=end.phase)
+        end = run(config, folder, counted=False)._replace(phase=end.phase)
     if any(end.codes):
         wrong.append(f"ended with {end.codes}: {Path(f'{folder}.log').read_text()[-2000:]}")
     return Kill(end.phase, wrong, folder)
 
 
 def killed_launcher(home: Path, folder: Path, seconds: float, rng: random.Random) -> Kill:
-    """Kill a run under torchrun after so many seconds, all of it or one process, and go on."""
+    """Kill a run under torchrun so many seconds after all was loaded, all of it or one process, and
+    go on."""
     begun, log = launch(home, folder), Path(f"{folder}.log")
+    wait_for(begun, folder / CONFIG)
     time.sleep(seconds)
     workers = children(begun.pid)
     whom = rng.choice(["all", "process 0", "process 1"])
@@ -132,6 +150,14 @@ def launch(home: Path, folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=about, cwd=home, stdout=log, stderr=log)
 
 
+def wait_for(begun: subprocess.Popen[bytes], file: Path) -> float:
+    """Wait until a run has written a file, or has ended -> the time."""
+    until = time.monotonic() + PATIENCE
+    while not file.exists() and begun.poll() is None and time.monotonic() < until:
+        time.sleep(POLL)
+    return time.monotonic()
+
+
 def children(pid: int) -> list[int]:
     """Return the processes that a process started, the oldest first."""
     try:
@@ -147,35 +173,40 @@ class Family(NamedTuple):
     name: str
     home: Path
     config: Config
-    seconds: float
+    moments: Moments
     files: dict[str, str]
 
 
 def undisturbed(name: str, home: Path) -> Family:
     """Make the run that others are compared with."""
-    folder, began = home / "undisturbed", time.monotonic()
+    folder = home / "undisturbed"
     write_toy(home)
     config = toy(home, *overrides_of(name))
-    code = launch(home, folder).wait(PATIENCE) if name == LAUNCHER else run(config, folder).codes[0]
+    if name == LAUNCHER:  # it says of no phase when it begins: it works from its config to its end
+        begun = launch(home, folder)
+        moments = [(LAUNCHER, wait_for(begun, folder / file)) for file in (CONFIG, SUMMARY)]
+        code = begun.wait(PATIENCE)
+    else:
+        end = run(config, folder, counted=False)
+        phases = [*(phase for phase, _ in end.events), BETWEEN]
+        moments, code = [*zip(phases, end.times, strict=True)], end.codes[0]
     if code:
         sys.exit(f"{name}: the undisturbed run failed\n{Path(f'{folder}.log').read_text()}")
-    return Family(name, home, config, time.monotonic() - began, contents(folder))
+    return Family(name, home, config, moments, contents(folder))
 
 
 def killed(family: Family, number: int, seed: int) -> dict[str, Any]:
     """Kill a run of a family, go on, and compare -> its row."""
     rng = random.Random(f"{seed} {family.name} {number}")
-    length = family.seconds
     for attempt in range(TRIES):
-        seconds = rng.uniform(0, length)
+        seconds, target = moment(family.moments, rng)
         folder = family.home / f"{number}-{attempt}"
         if family.name == LAUNCHER:
             found = killed_launcher(family.home, folder, seconds, rng)
         else:
-            found = killed_fork(family.config, folder, seconds)
+            found = killed_fork(family.config, folder, target)
         if found.phase is not None:
             break
-        length = seconds  # it ended before: the machine has more time for it than it had
     else:
         sys.exit(f"{family.name}: no moment came before the run's end")
     differ = unlike(family.files, contents(folder))

@@ -247,8 +247,8 @@ def _iteration(trainer: Trainer, *, on_gpu: bool) -> dict[str, float]:
     total = time.perf_counter() - began
     trainer.state.log = None
     # the mean over optimizer steps of about equal size
-    method, updates = trainer.method, range(planned.updates)
-    calls = sum(method.trained_calls(update, before) for update in updates) / planned.updates
+    updates = range(planned.updates)
+    calls = sum(trainer.trained_calls(update, before) for update in updates) / planned.updates
     states = (metrics["nfe"] - planned.nfe) / calls
     memory = {f"memory/{name}": float(count) for name, count in watch.memory.items()}
     return {**watch.seconds, **memory, "total": total, "states": states}

@@ -22,6 +22,7 @@ PARTS = (
     "method_docs",
     "gains",
     "methods",
+    "quickstart",
     "demonstrated",
     "estimates",
     "measured_docs",

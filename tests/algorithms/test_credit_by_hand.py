@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from forests import by_hand, chain, comb, edges, rake, rewards, tree
-from groupkit import drawn, images
+from groupkit import batch, drawn, images, visit
 from hypothesis import given
 from hypothesis import strategies as st
 from rolloutkit import run
-from torch import Tensor
 from toykit import axes, toy
 from toyscale import SETTING, TOY_SCALE
+from trainkit import halves, trainer_for
 
 from flowrl.algorithms.credit._chains import comb_of
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm, sibling_norm
@@ -504,22 +505,6 @@ def test_the_noisier_a_step_the_surer_a_pair_has_to_be() -> None:
         candidate_pairs(torch.zeros(10), made.leaf, made.tree, least=0.5, noisiest=0.3)
 
 
-def batch(rewards: list[float], prompts: str) -> tuple[Tensor, Tensor, Tree, list[str]]:
-    """Lay rewards out as leaves without anything above them; a letter names each prompt."""
-    leaf = torch.arange(len(rewards))
-    group = torch.tensor([ord(letter) for letter in prompts])
-    tree = Tree(torch.full_like(leaf, -1), torch.zeros_like(leaf), torch.zeros(len(leaf)), group)
-    return torch.tensor(rewards), leaf, tree, list(prompts)
-
-
-def visit(credit: Any, rewards: list[float], prompts: str) -> list[float]:
-    *rest, texts = batch(rewards, prompts)
-    found: list[float] = credit(*rest, prompts=texts).tolist()
-    assert credit(*rest, prompts=texts).tolist() == found  # a call changes nothing
-    credit.update(*rest, prompts=texts)
-    return found
-
-
 def test_ddpo_has_the_published_numbers() -> None:
     """The reference's fixture, made by the published tracker: buffer 32, min_count 4."""
     credit = history_norm(buffer=32, least=4)
@@ -562,14 +547,7 @@ HISTORY = ("credit={fn: history_norm, buffer: 8, least: 2}", "train.group=1", "t
 
 def test_a_run_goes_on_with_what_it_remembers(tmp_path: Path) -> None:
     """2 + 2 iterations against 4, to the bit; one image per prompt is enough."""
-    config = toy(tmp_path, *HISTORY)
-    whole, first = Trainer(config), Trainer(config)
-    metrics = [whole.step() for _ in range(4)]
-    again = [first.step() for _ in range(2)]
-    first.save(tmp_path / "middle")
-    second = Trainer(config)
-    second.load(tmp_path / "middle")
-    assert again + [second.step() for _ in range(2)] == metrics
+    metrics = halves(partial(trainer_for, tmp_path, *HISTORY), tmp_path)[2]
     assert metrics[0]["grad_norm"] > 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from rolloutkit import SHAPE, Counting, check_forest, run, seeds, sigmas_of
 from torch import Tensor
-from trainkit import task_of, trainer_for
+from trainkit import halves, task_of, trainer_for
 
 from flowrl.algorithms.plans.windows import random_window
 from flowrl.algorithms.rollout.engine import sample
@@ -191,13 +192,7 @@ def test_a_run_trains_one_step_of_each_prompt(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_draws_the_same_windows(tmp_path: Path) -> None:
-    whole, first = trainer_for(tmp_path, *OWN), trainer_for(tmp_path, *OWN)
-    metrics = [whole.step() for _ in range(4)]
-    again = [first.step() for _ in range(2)]
-    first.save(tmp_path / "half")
-    second = trainer_for(tmp_path, *OWN)
-    second.load(tmp_path / "half")
-    assert again + [second.step() for _ in range(2)] == metrics
+    halves(partial(trainer_for, tmp_path, *OWN), tmp_path)
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:

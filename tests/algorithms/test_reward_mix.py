@@ -12,6 +12,7 @@ import torch
 from forests import by_hand
 from hypothesis import given
 from hypothesis import strategies as st
+from mixkit import batch, close, same, scores
 from scipy.stats import rankdata
 from torch import Tensor
 from toykit import toy
@@ -37,26 +38,8 @@ from rewards.novelty import cluster_sizes, novelty
 NAN = math.nan
 
 
-def scores(
-    values: dict[str, list[float]], weights: list[float], groups: list[int] | None = None
-) -> Scores:
-    """Give each reward its values [L] and weight; roots are their own leaves, of one prompt."""
-    size = len(next(iter(values.values())))
-    rows = {name: torch.tensor(row) for name, row in values.items()}
-    tree = by_hand([-1] * size, [0] * size, [1.0] * size, groups or [0] * size)
-    return Scores(rows, dict(zip(values, weights, strict=True)), torch.arange(size), tree)
-
-
 def credit_of(s: Scores, **options: Any) -> Credit:
     return lambda reward: group_norm(reward, s.leaf, s.tree, **options)
-
-
-def same(reward: Tensor) -> Tensor:
-    return reward
-
-
-def close(got: Mixed, expected: list[float]) -> None:
-    assert got.advantage.tolist() == pytest.approx(expected, abs=2e-6, nan_ok=True)
 
 
 TWO = {"a": [1.0, 0, 0, 1, 1, 0], "b": [10.0, 0, 5, 4, 4, 4]}
@@ -169,14 +152,6 @@ def test_mistakes_name_what_is_wrong(aggregate: Any, options: Any, part: str) ->
     s = scores(TWO, [1, 1])
     with pytest.raises(ConfigError, match=part):
         aggregate(s, same, **options)
-
-
-def batch(groups: list[int], tags: list[str] | None = None) -> RewardBatch:
-    size = len(groups)
-    meta: list[dict[str, Any]] = [{"tag": tag} for tag in tags] if tags else [{}] * size
-    return RewardBatch(
-        torch.zeros(size, 3, 1, 1), [""] * size, torch.tensor(groups), meta, torch.zeros(size)
-    )
 
 
 def test_clip_limits_and_keeps_what_was_not_scored() -> None:

@@ -8,10 +8,15 @@ from typing import Any
 
 import diffusers
 import pytest
+import torch
 from adapterkit import MAKE
 from safetensors import safe_open
+from tiny import tiny_sd3
 
 import flowrl
+from flowrl.api.given_models import with_model
+from flowrl.config.load import load_config
+from flowrl.core.errors import ModelError
 
 SCRIPT = """
 import diffusers, flowrl
@@ -81,3 +86,12 @@ def test_a_script_of_fifteen_lines(
     opened = flowrl.open(run.folder)
     assert opened.sample(["a red cube"])[0] is not None
     assert opened.config.model.kwargs["path"] == str(folder)
+
+
+def test_a_pipeline_whose_weights_have_8_bits(tmp_path: Path) -> None:
+    """Cast as they stand: nothing says what their scale was."""
+    pipe = diffusers.DiffusionPipeline.from_pretrained(tiny_sd3(tmp_path / "model"))
+    pipe.transformer.to(torch.float8_e4m3fn)
+    said = "model: the SD3Transformer2DModel of the pipeline: .* kind float8_e4m3fn: weights that"
+    with pytest.raises(ModelError, match=said):
+        with_model(load_config("sd3/flow_grpo_fast"), pipe)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 from tiny import tiny_sd3
 from torch import Tensor
@@ -15,6 +17,7 @@ from toykit import linear, write_toy
 
 import flowrl
 from flowrl.core.errors import ConfigError, ModelError, RunError
+from flowrl.runs.export.export import _base_folder
 from flowrl.runs.folder import EVALS, REPORT
 from flowrl.runs.train import train
 
@@ -126,6 +129,33 @@ SMALL: dict[str, Any] = {
     "eval": {"steps": 2, "images": 1, "every": 0},
     "samples": {"every": 0, "prompts": 1},
 }
+
+
+@pytest.mark.integration
+def test_a_pipeline_that_was_changed_in_memory_is_not_merged_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files there are another model; of one as it came, also by an id of the hub, they are the
+    same."""
+    monkeypatch.chdir(tmp_path)
+    pipe = StableDiffusion3Pipeline.from_pretrained(tiny_sd3(tmp_path / "sd3", t5=True))
+    given: dict[str, Any] = {"prompts": TEXTS, "rewards": bright, "quiet": True}
+    run = flowrl.train("sd3/flow_grpo_fast", model=pipe, **given, **SMALL)
+    run.export("whole", formats=["merged"])
+    with torch.no_grad():
+        pipe.transformer.proj_out.weight.add_(1)
+    changed = flowrl.train("sd3/flow_grpo_fast", model=pipe, **given, **SMALL)
+    with pytest.raises(ConfigError, match="not those of the folder .* open the run with model="):
+        changed.export("changed", formats=["merged"])
+    changed.export("lora.safetensors")
+    # the hub's own folder stands in for a download
+    pipe.register_to_config(_name_or_path="owner/name")
+    with pytest.raises(ModelError, match="a pipeline in memory of owner/name, which is not here"):
+        _base_folder(pipe)
+    monkeypatch.setattr(
+        "flowrl.runs.export.export.snapshot_download", lambda name, **_: tmp_path / "sd3"
+    )
+    assert _base_folder(pipe) == tmp_path / "sd3"
 
 
 @pytest.mark.integration

@@ -175,13 +175,14 @@ assert config.rewards["best"].make().judge
     [
         ("rewards.py", BEFORE, BEFORE, "flowrl_rewards"),
         ("rewards/__init__.py", "", BEFORE, "flowrl_rewards"),
-        ("other.py", "", "", "rewards"),
     ],
 )
 def test_a_module_of_our_name(
     tmp_path: Path, file: str, before: str, after: str, package: str
 ) -> None:
-    """Imported before ours, and found after; of a folder of the user's nothing is in the way."""
+    """Imported before ours, and found after. Without one, as here, ours has its own name."""
+    config = load_config("shapes/flow_grpo")
+    assert type(config.rewards["shapes"].make()).__module__ == "rewards.shapes"
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine = True\n")
     code = CODE.format(before=before, after=after, package=package)

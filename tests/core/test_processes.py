@@ -62,6 +62,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),
 }
 SUITES = ("suite one", "suite two")
+# what the second process is told otherwise, and what is said of it
+OTHERS = {
+    "seed=4": "process 1 of 2 has seed 4, and process 0 has 3: start all processes with the",
+    "optimizer.lr=0.5": "process 1 of 2 has optimizer.lr 0.5, and process 0 has 0.01",
+    "prompts.train={folder}/more.jsonl": "process 1 of 2 has prompts.train with the hash",
+}
 
 
 def suite_command(folder: Path, out: str) -> list[str]:
@@ -108,6 +114,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     jobs["resumed"] = {"argv": resume(home / "stopped")}
     jobs["too many"] = {"argv": command(home, "none", "train.prompts=1")}
     jobs["suite"] = {"argv": suite_command(home, "suite two")}
+    for other in OTHERS:
+        argvs = [command(home, "other"), command(home, "other", other.format(folder=home))]
+        jobs[other] = {"argvs": argvs}
+    lines = (home / "train.jsonl").read_text()
+    (home / "more.jsonl").write_text(lines.replace("pink", "purple"))
     jobs["failing"] = {"argv": failing(home, "failed", rank=0)}
     few = (*CHAIN, BLIND, "train.max_unscored=0.24")
     jobs["stopped"] = {"argv": stopped_inside(home)}
@@ -210,6 +221,16 @@ def test_more_processes_than_prompts_is_an_error_before_anything_is_written(both
     assert not (both.folder / "none" / "config.yaml").exists()
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("other", OTHERS)
+def test_processes_of_two_runs_are_told(both: Both, other: str) -> None:
+    """Both end with one message, and nothing is written."""
+    for answer in both.two[other]:
+        assert answer["code"] == 2 and OTHERS[other] in answer["said"], answer
+    assert not (both.folder / "other").exists()
+
+
+@pytest.mark.integration
 def test_a_suite_is_drawn_and_scored_in_shares(both: Both) -> None:
     """The scores of one process, in a file of each of two; the first one writes the report."""
     assert [answer["code"] for answer in both.two["suite"]] == [0, 0]

@@ -44,6 +44,7 @@ TABLES: dict[str, tuple[str, str, list[str]]] = {
     "quoted lines with commas behind": ("p.csv", QUOTED.replace('"\n', '",\n'), TWO),
     "quoted lines of a text": ("p.txt", QUOTED, TWO),
     "one column, commas as in prose": ("p.csv", f"Prompt\n{PLAIN}", TWO),
+    "a column of a text": ("p.txt", "Prompts\na cat\na dog\n", ["a cat", "a dog"]),
     "a text with old line ends": ("p.txt", "a cat\ra dog\r", ["a cat", "a dog"]),
     "JSONL named a text": ("p.txt", '{"text": "a cat"}\n{"text": "a dog"}\n', ["a cat", "a dog"]),
     "a table named a text": ("p.txt", 'id,Prompt\n1,a cat\n2,"a, b"\n', ["a cat", "a, b"]),
@@ -135,6 +136,63 @@ def test_what_cannot_be_told_is_one_message(
     with pytest.raises(DataError, match=says) as caught:
         load_prompts(path)
     assert str(path) in str(caught.value)
+
+
+UNREAD: dict[str, tuple[str, str, str]] = {
+    "tilde": ("p.csv", "id~prompt\n1~a cat\n2~a dog\n", "'~' between.*line sep=~ above"),
+    "caret": ("p.txt", "prompt^tag\na cat, wet^x\na dog^y\n", r"'\^' between.*line sep=\^ above"),
+    "two letters": ("p.csv", "id::Prompt Text\n1::a cat\n", "'::' between.*Save the table again"),
+    "three letters": ("p.txt", "id<|>prompt\n1<|>a cat\n", "'<.>' between.*Save the table again"),
+    "Hive": ("p.csv", "id\x01prompt\n1\x01a cat\n", r"'.x01' between"),
+    "a unit separator": ("p.tsv", "id\x1fprompt\n1\x1fa cat\n", r"'.x1f' between"),
+    "a wide comma": ("p.csv", "编号，提示词\n1，一只猫\n", "'，' between"),
+    "a colon": ("p.txt", "id:prompt\n1:a cat\n", "':' between"),
+    "no header": ("p.csv", "1~a cat\n2~a dog\n", "'~' between.*into a .txt"),
+    "fixed width": ("p.txt", "id   prompt\n1    a cat\n22   dog\n", "columns of fixed width.*CSV"),
+    "fixed width, CSV": ("p.csv", "  id  text\n0  1   a cat\n", "columns of fixed width"),
+    "Markdown": ("p.txt", "| id | prompt |\n|---|:---|\n| 1 | a cat |\n", "drawn for people"),
+    "Markdown, CSV": ("p.csv", "| id | prompt |\n|---|---|\n| 1 | a cat |\n", "drawn for people"),
+    "a database": ("p.txt", "+--+--+\n|id|text|\n+--+--+\n|1|a cat|\n", "drawn for people"),
+    "tabs in a text": ("p.txt", "1\ta cat\n2\ta dog\n", "tabs between them and no header.*.tsv"),
+    "tabs below commas": ("p.csv", "id,prompt\n1\ta cat, wet\n", "tabs below a header .*','"),
+    "tabs below spaces": ("p.tsv", "id prompt\n1\ta cat\n", "expected a column named prompt"),
+    "a line without its tab": ("p.tsv", "id\tprompt\n1\ta cat\n2  a dog\n", "line 3: expected 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_layout_that_is_not_read_is_no_list_of_prompts(tmp_path: Path, kind: str) -> None:
+    """Each message says what separates columns that are read, and how to mend the file."""
+    name, content, says = UNREAD[kind]
+    path = written(tmp_path, name, content)
+    with pytest.raises(DataError, match=says) as caught:
+        load_prompts(path)
+    assert f"{path}, line " in str(caught.value)
+
+
+PROSE: dict[str, list[str]] = {
+    "symbols": ["a ~ b", "c^d", "a cat #1", "text: hello", "50% off, $3"],
+    "a colon in each": ["text: hello", "text: world"],
+    "one line": ["id~prompt"],
+    "words alone": ["text", "caption", "bird"],
+    "columns elsewhere": ["prompt~tag", "a cat"],
+    "two spaces": ["a  cat", "a  dog"],
+    "a rule below a sentence": ["a cat", "-----", "a dog"],
+    "a tab somewhere": ["a cat\tand a dog", "a cow"],
+    "long lines of symbols": ["-" * 10**6 + "x", "".join(map(chr, range(0x2010, 0x2FFF))), "a"],
+}
+
+
+@pytest.mark.parametrize("kind", PROSE)
+def test_symbols_of_prose_are_kept(tmp_path: Path, kind: str) -> None:
+    lines = PROSE[kind]
+    assert load_prompts(written(tmp_path, "p.txt", "\n".join(lines))).texts == lines
+
+
+def test_a_separator_that_is_named_is_read(tmp_path: Path) -> None:
+    """As the message about it says."""
+    text = "sep=~\nid~prompt\n1~a cat, wet\n2~a dog\n"
+    assert load_prompts(written(tmp_path, "p.csv", text)).texts == ["a cat, wet", "a dog"]
 
 
 def test_names_of_columns() -> None:

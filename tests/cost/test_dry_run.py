@@ -30,7 +30,6 @@ from flowrl.cost.architecture import architecture_of, latent_shape
 from flowrl.cost.dry_run import absent_files, dry_run, prompt_lines
 from flowrl.cost.memory import MemoryPart, kept_memory
 from flowrl.training.guidance import is_guided
-from flowrl.training.iteration_cost import cost_of
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -267,7 +266,7 @@ def test_guidance_by_two_branches(tmp_path: Path) -> None:
     }
     for model, guided in cases.items():
         config = toy(tmp_path, f"model={model}")
-        assert is_guided(config) == cost_of(config).guided == guided, model
+        assert is_guided(config) == check_plan(config).work.guided == guided, model
 
 
 def test_models_that_do_not_fit(tmp_path: Path) -> None:
@@ -303,7 +302,7 @@ def test_everything_that_is_missing_is_named() -> None:
 
 
 def test_a_noise_that_a_prompt_s_images_share_counts_once() -> None:
-    said = "\n".join(cost_of(load_config("flux/mix_grpo")).lines())
+    said = "\n".join(check_plan(load_config("flux/mix_grpo")).work.lines())
     assert "384 images from 32 initial noises" in said
 
 

@@ -10,8 +10,11 @@ import pytest
 from PIL import Image
 
 from flowrl.core.errors import DataError
+from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.image_files import find_images, match_prompts
 from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.score_images import prompted_images
+from flowrl.evaluation.suites.image_folder import REWARDS, prepare
 
 
 def paint(path: Path, colour: str) -> bytes:
@@ -84,6 +87,31 @@ def test_images_of_a_suite_find_their_prompts(tmp_path: Path) -> None:
     (tmp_path / "q.txt").write_text("a\n")
     with pytest.raises(DataError, match="as record 2, 'b', got 1 records"):
         match_prompts(images, None, str(tmp_path / "q.txt"))
+
+
+def test_sheets_of_geneval_s_own_code_are_no_samples(tmp_path: Path) -> None:
+    """Its `diffusers_generate.py` draws 00000/grid.png of a prompt's samples beside them; a
+    picture of that name elsewhere is an image like any other."""
+    folder = suite(tmp_path / "out", ["a", "b"], 2)
+    paint(folder / "00000" / "grid.png", "green")
+    paint(folder / "grid.png", "green")
+    names = [image.name for image in find_images([folder])]
+    assert names[:2] == [f"00000/samples/{n:04}.png" for n in (0, 1)]
+    assert names[2:] == [f"00001/samples/{n:04}.png" for n in (0, 1)] + ["grid.png"]
+
+
+def test_sources_of_a_suite_are_found_without_its_list(tmp_path: Path) -> None:
+    """A record names what it starts from as seen from its list, which a suite's folder is not."""
+    paint(tmp_path / "lists" / "start.png", "blue")
+    listed = tmp_path / "lists" / "edits.jsonl"
+    listed.write_text(json.dumps({"prompt": "make it red", "source": "start.png"}) + "\n")
+    out = tmp_path / "out"
+    prepare(out, {"suite": "mine", REWARDS: {}}, load_prompts(listed))
+    paint(out / "00000" / "samples" / "0000.png", "red")
+    images = find_images([out])
+    [item] = prompted_images(images, match_prompts(images, None, None).prompts, {})
+    [start] = item.sources()
+    assert start[:, 0, 0].tolist() == [0, 0, 1]
 
 
 def test_metadata_of_an_image_folder(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import io
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from torch import Tensor
 from toykit import redness, toy
 from trainkit import weights_of
@@ -27,8 +27,6 @@ from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.reward_guard import SETTINGS
 from flowrl.training.trainer import Trainer
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def batch_of(count: int = 2) -> RewardBatch:
@@ -227,13 +225,12 @@ print(ask("mine", forking, batch, "here").tolist(), flush=True)
 
 
 @pytest.mark.integration
-def test_a_forked_child_does_not_come_back_as_a_second_run() -> None:
+def test_a_forked_child_does_not_come_back_as_a_second_run(tmp_path: Path) -> None:
     """One line is printed: by the parent; the child says why it ends."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", FORKS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.stdout == "[0.5, 0.5]\n"
-    assert "reward 'mine' called os.fork, and its child came back: it ends here" in done.stderr
+    (tmp_path / "forks.py").write_text(FORKS)
+    code, said = warm.run([f"{tmp_path}/forks.py"], tmp_path / "log")
+    assert code == 0 and said.count("[0.5, 0.5]\n") == 1
+    assert "reward 'mine' called os.fork, and its child came back: it ends here" in said
 
 
 def test_children_that_end_by_themselves_are_left_alone() -> None:

@@ -30,3 +30,20 @@ def drawn(rewards: list[list[float]], noises: int | None = None) -> tuple[Tensor
 def images(credit: Callable[..., Tensor], *laid: Any, **options: Any) -> list[float]:
     found: list[float] = credit(*laid, **options)[laid[1]].tolist()
     return found
+
+
+def batch(rewards: list[float], prompts: str) -> tuple[Tensor, Tensor, Tree, list[str]]:
+    """Lay rewards out as leaves without anything above them; a letter names each prompt."""
+    leaf = torch.arange(len(rewards))
+    group = torch.tensor([ord(letter) for letter in prompts])
+    tree = Tree(torch.full_like(leaf, -1), torch.zeros_like(leaf), torch.zeros(len(leaf)), group)
+    return torch.tensor(rewards), leaf, tree, list(prompts)
+
+
+def visit(credit: Any, rewards: list[float], prompts: str) -> list[float]:
+    """Give credit for a visit of prompts, and let it be remembered."""
+    *rest, texts = batch(rewards, prompts)
+    found: list[float] = credit(*rest, prompts=texts).tolist()
+    assert credit(*rest, prompts=texts).tolist() == found  # a call changes nothing
+    credit.update(*rest, prompts=texts)
+    return found

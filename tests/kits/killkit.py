@@ -67,6 +67,7 @@ class Outcome(NamedTuple):
     codes: list[int]  # of all processes, negative for a signal
     events: list[tuple[str, int]]  # of the first victim: phases, and the calls before each
     waited: bool  # whether a process that was left alone did not end by itself
+    times: list[float]  # when each of these phases began, and when the first victim ended
 
 
 class Fork(NamedTuple):
@@ -92,25 +93,36 @@ class Fork(NamedTuple):
             yield NAMES[number], calls
 
 
-def run(config: Config, folder: Path, target: Target | None = None, processes: int = 1) -> Outcome:
+def run(
+    config: Config,
+    folder: Path,
+    target: Target | None = None,
+    processes: int = 1,
+    *,
+    counted: bool = True,
+) -> Outcome:
     """Begin the run in `folder`, or go on with it, and kill it at the target.
 
-    What the processes say goes to ``<folder>.log``.
+    What the processes say goes to ``<folder>.log``. Calls are counted where `counted`, which takes
+    most of the time of a short run.
     """
-    forks = start(config, folder, processes, target)
+    forks = start(config, folder, processes, target, counted)
     ranks = target.victims if target else (0,)
-    first, events, times = forks[ranks[0]], list[tuple[str, int]](), 0
+    first, events, seen = forks[ranks[0]], list[tuple[str, int]](), 0
+    times = list[float]()
     # follow the first victim to its end
     for event in first.events(time.monotonic() + PATIENCE):
         events.append(event)
-        times += target is not None and event[0] == target.phase
-        if target is not None and not target.calls and times > target.occurrence:
+        times.append(time.monotonic())
+        seen += target is not None and event[0] == target.phase
+        if target is not None and not target.calls and seen > target.occurrence:
             time.sleep(target.seconds)
             os.kill(first.pid, signal.SIGKILL)
             break
     # the end of all
     phase = first.phase
     codes = {ranks[0]: ended(first, PATIENCE)[0]}
+    times.append(time.monotonic())
     killed = codes[ranks[0]] == -signal.SIGKILL
     for rank in ranks[1:] if killed else ():
         os.kill(forks[rank].pid, signal.SIGKILL)
@@ -119,7 +131,8 @@ def run(config: Config, folder: Path, target: Target | None = None, processes: i
         if rank not in codes:
             codes[rank], late = ended(fork, GRACE if killed else PATIENCE)
             waited = waited or late
-    return Outcome(phase if killed else None, [codes[n] for n in sorted(codes)], events, waited)
+    ends = [codes[rank] for rank in sorted(codes)]
+    return Outcome(phase if killed else None, ends, events, waited, times)
 
 
 def ended(fork: Fork, seconds: float) -> tuple[int, bool]:
@@ -137,7 +150,9 @@ def ended(fork: Fork, seconds: float) -> tuple[int, bool]:
     return os.waitstatus_to_exitcode(status), late
 
 
-def start(config: Config, folder: Path, processes: int, target: Target | None) -> list[Fork]:
+def start(
+    config: Config, folder: Path, processes: int, target: Target | None, counted: bool
+) -> list[Fork]:
     """Fork the processes of a run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -152,7 +167,7 @@ def start(config: Config, folder: Path, processes: int, target: Target | None) -
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             if processes > 1:
                 os.environ |= environment
-            _live(config, folder, _Watch(now, writer, _own(target, rank)))
+            _live(config, folder, _Watch(now, writer, _own(target, rank), counted))
         os.close(writer)
         forks.append(Fork(pid, reader, now))
     return forks
@@ -187,8 +202,8 @@ class _Watch:
     """Let the logs say each phase that begins, in `now` and through a pipe, count calls, and kill
     this process at its target."""
 
-    def __init__(self, now: mmap.mmap, writer: int, target: Target | None) -> None:
-        self.now, self.writer, self.target = now, writer, target
+    def __init__(self, now: mmap.mmap, writer: int, target: Target | None, counted: bool) -> None:
+        self.now, self.writer, self.target, self.counted = now, writer, target, counted
         self.calls, self.times, self.last = 0, 0, 0
 
     def begin(self) -> None:
@@ -198,7 +213,8 @@ class _Watch:
         for kind in (RunLogger, Silence):
             real = kind.phase
             kind.phase = lambda log, name, real=real: self.noted(real, log, name)  # type: ignore
-        sys.setprofile(self.count)
+        if self.counted:
+            sys.setprofile(self.count)
         self.say(BETWEEN)
 
     @contextmanager

@@ -55,7 +55,7 @@ def do(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             kit, _, name = job["call"].rpartition(".")
             found: dict[str, Any] = getattr(importlib.import_module(kit), name)(*job["args"])
             return found
-        return commanded(job["argv"])
+        return commanded(job["argvs"][world().rank] if "argvs" in job else job["argv"])
 
 
 if __name__ == "__main__":

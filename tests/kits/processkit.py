@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import warm
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
@@ -53,41 +52,36 @@ def run_both(
     folders: Sequence[Path | None] = (None, None),
 ) -> list[tuple[int, str]]:
     """Run two commands of Python side by side -> exit code and stderr of each."""
-    shared = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{KITS.parents[1]}{os.pathsep}{KITS}"}
-    with ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as place:
         started, logs = [], []
-        for command, own, folder in zip(commands, environments, folders, strict=True):
-            log = stack.enter_context(tempfile.TemporaryFile("w+"))
-            environment = {**os.environ, **shared, **own}
-            argv = [sys.executable, *command]
-            started.append(
-                subprocess.Popen(argv, env=environment, cwd=folder, stdout=log, stderr=log)
-            )
-            logs.append(log)
+        for number, (command, own, folder) in enumerate(
+            zip(commands, environments, folders, strict=True)
+        ):
+            logs.append(Path(place) / str(number))
+            started.append(warm.start(command, logs[-1], environment=own, folder=folder))
         codes = wait_for_all(started)
-        said = []
-        for log in logs:
-            log.seek(0)
-            said.append(log.read())
-    return list(zip(codes, said, strict=True))
+        return [(code, log.read_text()) for code, log in zip(codes, logs, strict=True)]
 
 
-def wait_for_all(started: list[subprocess.Popen[bytes]]) -> list[int]:
+def wait_for_all(started: list[BaseProcess]) -> list[int]:
     """Wait until all processes have ended -> exit codes."""
     until = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in started) and time.monotonic() < until:
-        if any(process.poll() for process in started):
+    while any(process.is_alive() for process in started) and time.monotonic() < until:
+        if any(process.exitcode for process in started):
             until = min(until, time.monotonic() + GRACE)
         time.sleep(0.05)
+    codes = []
     for process in started:
         process.kill()
-    return [process.wait() for process in started]
+        process.join()
+        codes.append(-1 if process.exitcode is None else process.exitcode)
+    return codes
 
 
 def pair(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Do jobs in one pair of processes -> by the job's name, what each process answered.
 
-    `process.py` says what a job is. Two processes for all, since each imports torch for seconds.
+    `process.py` says what a job is.
     """
     (folder / "jobs.json").write_text(json.dumps([*jobs.values()]))
     done = run_pair(str(KITS / "process.py"), str(folder / "jobs.json"), str(folder))

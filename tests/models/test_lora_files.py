@@ -261,7 +261,13 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         lambda tensors: tensors.update(
             {f"{LAYER}.lora_A.weight": torch.ones(2, 16).to(torch.int8)}
         ),
-        "quantised matrices",
+        "lora_A.weight holds numbers of kind int8: weights that were quantised",
+    ),
+    "8 bits": (
+        lambda tensors: tensors.update(
+            {f"{LAYER}.lora_A.weight": torch.ones(2, 16).to(torch.float8_e4m3fn)}
+        ),
+        "lora_A.weight holds numbers of kind float8_e4m3fn: weights that were quantised",
     ),
     "nothing": (times(0.0), "all of its updates are zero"),
     "no numbers": (times(float("nan")), "expected finite numbers"),
@@ -433,3 +439,12 @@ def test_kohya_s_file_keeps_its_rank(
     model = folders.load("flux", lora={"rank": 2, "alpha": 6.0})
     begin(model, path)
     close(added(model), cases("flux").want)
+
+
+def test_whole_weights_that_were_quantised(folders: Folders, tmp_path: Path) -> None:
+    """To begin with them would be to begin with noise."""
+    model = folders.load("sd3.5", tune="full")
+    stored = {name: p.detach().char() for name, p in model.trainable().items()}
+    save_file(stored, tmp_path / "start.safetensors")
+    with pytest.raises(FlowRLError, match="holds numbers of kind int8: weights that were quant"):
+        begin(model, tmp_path / "start.safetensors")

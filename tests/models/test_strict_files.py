@@ -20,6 +20,7 @@ from torch import Tensor
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import architecture_of, find_folder
+from flowrl.models.files.single import convert
 from flowrl.models.files.weights import weight_files
 from flowrl.models.loading import locate
 from flowrl.runs.export.export import write_pipeline
@@ -83,12 +84,71 @@ def scaled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("part", ["text_encoder_2", "transformer"])
-def test_weights_of_8_bits_with_scales(folders: Folders, tmp_path: Path, part: str) -> None:
+def cast(kind: torch.dtype) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """Return what casts all matrices as they stand, without a scale."""
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t.to(kind) if t.dim() > 1 else t for name, t in tensors.items()}
+
+    return change
+
+
+def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return matrices as GPTQ and AWQ pack them: eight numbers of 4 bits in one of 32."""
+    found = {}
+    for name, value in tensors.items():
+        stem = name.removesuffix("weight")
+        found[name if value.dim() != 2 else f"{stem}qweight"] = value
+        if value.dim() == 2:
+            found[f"{stem}qweight"] = torch.ones(len(value), -(-value.shape[1] // 8)).int()
+            found |= {f"{stem}qzeros": torch.ones(1).int(), f"{stem}scales": torch.ones(1).half()}
+    return found
+
+
+def of_4_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return matrices as bitsandbytes packs them, without what it says of them beside."""
+    return {n: t.byte().reshape(-1, 1) if t.dim() == 2 else t for n, t in tensors.items()}
+
+
+QUANTISED: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "fp8 with scales": (scaled, "F8_E4M3"),
+    "fp8": (cast(torch.float8_e4m3fn), "F8_E4M3"),
+    "fp8 of the other kind": (cast(torch.float8_e5m2), "F8_E5M2"),
+    "int8": (cast(torch.int8), "I8"),
+    "whole numbers": (cast(torch.int64), "I64"),
+    "GPTQ": (packed, "I32"),
+    "bitsandbytes": (of_4_bits, "U8"),
+}
+
+
+@pytest.mark.parametrize("part", ["text_encoder_2", "transformer", "vae"])
+@pytest.mark.parametrize("label", QUANTISED)
+def test_weights_that_were_quantised(
+    folders: Folders, tmp_path: Path, part: str, label: str
+) -> None:
+    """With scales or without: their numbers would be taken for the weights."""
+    change, kind = QUANTISED[label]
     folder = copytree(folders["flux"], tmp_path / "model")
-    rewritten(folder, part, scaled)
-    with pytest.raises(ModelError, match=r"8 bits with a scale beside each, such as .*scale_weigh"):
+    file = rewritten(folder, part, change)
+    said = rf"^{file}: .*weight holds numbers of kind {kind}: weights that were quantised"
+    with pytest.raises(ModelError, match=said):
         load_folder("flux", folder).encode(["a cat"])
+    with pytest.raises(ModelError, match=said):  # a plan says so, too
+        architecture_of(load_config("flux/flow_grpo_fast", [f"model.path={folder}"]))
+
+
+def test_settings_that_say_that_weights_were_quantised(folders: Folders, tmp_path: Path) -> None:
+    folder = copytree(folders["flux"], tmp_path / "model")
+    edit("transformer/config.json", quantization_config={"quant_method": "gptq"})(folder)
+    with pytest.raises(ModelError, match=r"config.json: quantization_config .* quantised \(gptq\)"):
+        load_folder("flux", folder)
+
+
+def test_a_single_file_that_was_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save_file({"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match=r"a.safetensors: a.weight holds numbers of kind F8_E4M3"):
+        load_folder("flux", tmp_path / "a.safetensors")
 
 
 def test_what_is_harmless(folders: Folders, tmp_path: Path) -> None:
@@ -235,6 +295,17 @@ def test_a_single_file_is_converted_once(
     assert asked[0]["torch_dtype"] == torch.float16
     load_folder("sdxl", other)
     assert len(asked) == 2 and asked[1]["torch_dtype"] == torch.float32
+    # two processes of a run at once: the other one has put its folder there meanwhile
+    third = tmp_path / "third.safetensors"
+    save_file({"a": torch.ones(4)}, third)
+
+    def slow(file: str, **given: Any) -> Any:
+        monkeypatch.setattr(StableDiffusionXLPipeline, "from_single_file", read)
+        convert(third, StableDiffusionXLPipeline)
+        return read(file, **given)
+
+    monkeypatch.setattr(StableDiffusionXLPipeline, "from_single_file", slow)
+    assert convert(third, StableDiffusionXLPipeline) == locate(str(third))
     for name, value in plain.network.state_dict().items():
         assert torch.equal(value, model.network.state_dict()[name])
 

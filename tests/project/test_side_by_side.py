@@ -11,7 +11,7 @@ from docskit import ROOT
 from scriptkit import module_of
 
 from flowrl.config.load import load_config
-from flowrl.training.iteration_cost import cost_of
+from flowrl.training.rehearsal import check_plan
 
 watch = module_of("bench/side_by_side", "watch")
 trainers = module_of("bench/side_by_side", "trainers")
@@ -56,7 +56,7 @@ def test_flowrl_is_told_the_work(tmp_path: Path, kl: float) -> None:
     work = trainers.Work("assets/shapes-sd3", 2, 3, 5, 64, 4.5, kl, 3, "float32")
     start = trainers.flowrl(work, tmp_path, "flow_grpo")
     config = load_config(start.program[1], start.program[2:])
-    cost = cost_of(config, 0)
+    cost = check_plan(config).work
     assert (cost.images, cost.nfe, cost.decisions) == (6, 6 * 5, 6 * 4)
     assert (config.train.micro_batch, config.train.rollout_batch) == (3, 3)
     assert list(config.rewards) == ["jpeg"] and config.kl_beta == kl

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from scriptkit import script_module
 from toykit import axes, toy
 
 from flowrl.core.abilities import sees_sigma
-from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.noise_path import x0_from
+from flowrl.core.shipped_files import resource
 from flowrl.core.types import Latents, RewardBatch
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.rollout import collect
@@ -126,6 +128,21 @@ def test_scores_belong_to_their_latents(folder: Path) -> None:
         latent_preference(path=str(folder), transformer=MODEL, sigma=1.5)
     with pytest.raises(ConfigError, match="rising layers from 1 to 5"):
         LatentJudge(load_transformer(MODEL), taps=[2, 6])
+
+
+def test_a_transformer_is_read_whole(tmp_path: Path) -> None:
+    """A missing tensor would be random; numbers of 8 bits would be taken as they stand."""
+    whole = shutil.copytree(resource(MODEL), tmp_path / "model")
+    (file,) = (whole / "transformer").glob("*.safetensors")
+    stored = load_file(file)
+    name = "proj_out.weight"
+    for changed, said in (
+        ({key: value for key, value in stored.items() if key != name}, "1 missing .*proj_out"),
+        (stored | {name: stored[name].char()}, "proj_out.weight holds numbers of kind I8"),
+    ):
+        save_file(changed, file, metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=said):
+            load_transformer(str(whole))
 
 
 def test_it_judges_states_at_their_own_noise_level(folder: Path) -> None:

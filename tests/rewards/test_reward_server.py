@@ -145,7 +145,10 @@ def test_sizes_are_refused_with_and_without_a_declared_length(client: TestClient
 def test_health_and_metrics_count_what_happened(client: TestClient) -> None:
     health = client.get("/health").json()
     assert health["status"] == "ok" and health["rewards"] == ["red", "half"]
-    assert health["limits"] == {"bytes": 20_000, "images": 6, "pixels": 2**26}
+    assert health["limits"] == {
+        **{"bytes": 20_000, "images": 6, "pixels": 2**26},
+        "held": 3 * 2**30,
+    }
     client.post("/score", json=data_of(random_images(5)))
     client.post("/score", json=data_of(random_images(1), meta=[{"fail": 1}]))
     client.post("/score", json={})

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 from serving import (
     SIX,
+    WAIT,
+    Held,
     Scripted,
     batch_of,
     data_of,
@@ -19,19 +23,29 @@ from serving import (
     random_images,
     scores,
     served,
+    wait_for,
 )
 from starlette.testclient import TestClient
 from toykit import redness
 
 from flowrl.cli.main import main
-from flowrl.core.errors import ConfigError, DataError, FlowRLError, printable
+from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError, printable
 from flowrl.core.version import __version__
 from rewards.remote.http import make_app
 from rewards.remote.messages import read_fault, refusal
-from rewards.remote.read_request import RequestLimits, RequestRefused, parse
+from rewards.remote.read_request import (
+    Decoded,
+    RequestLimits,
+    RequestRefused,
+    parse,
+    parse_records,
+)
 from rewards.remote.request_queue import RequestQueue
+from rewards.remote.server import settings_of
 
 HERE = "http://localhost"
+JSON = {"Content-Type": "application/json"}
 
 
 def edit_request(times: int, images: int = 1, side: int = 64) -> bytes:
@@ -54,6 +68,19 @@ def test_a_source_counts_as_often_as_it_is_named() -> None:
     found = parse(edit_request(1, images=16), ("red",), limits)
     assert [len(source) for source in found.source] == [1] * 16
     assert found.source[0] is found.source[15]
+
+
+@pytest.mark.parametrize("of", ["[]", "{}", "1"])
+def test_many_small_values_are_refused_before_they_are_made(
+    of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MB of empty lists would be 90 MB; the limit is of any request, also of records."""
+    monkeypatch.setattr("rewards.remote.read_request.parse_json", None)
+    body = b'{"meta": [' + f"{of},".encode() * 2**20 + b'1], "images": [], "prompts": []}'
+    for read in (lambda: parse(body, ("a",), RequestLimits()), lambda: parse_records(body, "a")):
+        with pytest.raises(RequestRefused, match="at most 1048576 commas and brackets") as caught:
+            read()
+        assert (caught.value.status, caught.value.kind) == (413, "size")
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
@@ -137,6 +164,32 @@ def test_servers_have_to_serve_one_reward() -> None:
     queue.close()
 
 
+def test_a_server_that_was_started_again_with_another_reward() -> None:
+    """At the same address, in the middle of a run: its scores are not taken. The same reward on
+    another device is the same."""
+    queue = RequestQueue({"red": redness}, max_wait_s=0)
+    told = {"red": {"fn": "shapes", "mode": "strict"}}
+    with served(app_of(told, queue)) as url:
+        reward = fast(url, reward="red")
+        reward.probe()
+        assert reward(batch_of(random_images(2))).shape == (2,)
+    other = {"red": {"fn": "shapes", "mode": "graded"}}
+    with served(app_of(other, queue), int(url.rpartition(":")[2])):
+        for asked in (reward, fast(url)):  # by its name, or as the only one
+            asked._told = reward._told
+            with pytest.raises(ConfigError, match="before and now serve different .*'strict' and"):
+                asked(batch_of(random_images(2)))
+    queue.close()
+
+
+def test_settings_are_those_that_scores_depend_on() -> None:
+    call = "{fn: toykit.redness, weight: 0.5, transform: {fn: threshold, at: 0.5}}"
+    config = load_config(
+        "shapes/flow_grpo", [f"rewards={{red: {call}}}", "eval.score=red"], ("toykit",)
+    )
+    assert settings_of(config) == {"red": {"fn": "toykit.redness"}}
+
+
 def test_a_server_that_says_nothing_of_its_settings() -> None:
     """One of an earlier version is taken, unless settings are asked for."""
     with hosted({"red": redness}) as url:
@@ -144,3 +197,83 @@ def test_a_server_that_says_nothing_of_its_settings() -> None:
         assert fast(url, reward="red")(batch_of(random_images(2))).shape == (2,)
         with pytest.raises(ConfigError, match="settings: expected here .*: fn: 'shapes' and None"):
             fast(url, reward="red", settings={"fn": "shapes"}).probe()
+
+
+# ---------------------------------------------------------------------- what all requests hold
+
+
+def size_of(side: int, count: int = 1) -> int:
+    """Return the bytes of decoded images: three a pixel."""
+    return 3 * side * side * count
+
+
+def test_decoded_pixels_of_all_requests_have_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests of 48 KiB each, where 72 are allowed: the second is told when to come again, and
+    nothing of it was decoded. One that never fits is refused for good."""
+    held, images = Held(), random_images(1, size=128)
+    limits = RequestLimits(held=size_of(128) * 3 // 2)
+    with (
+        closing(RequestQueue({"it": held}, batch=1, max_wait_s=0)) as queue,
+        TestClient(make_app(queue, limits), base_url=HERE) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(client.post, "/score", json=data_of(images))
+        held.reached.wait(WAIT)
+        with monkeypatch.context() as patch:
+            patch.setattr("rewards.remote.read_request._decode", None)
+            full = client.post("/score", json=data_of(images))
+        assert full.status_code == 503 and full.headers["retry-after"] == "1"
+        assert full.json()["kind"] == "busy" and "--max-held-mb" in full.json()["error"]
+        assert f"flowrl_held_bytes {size_of(128)}" in client.get("/metrics").text
+        # what starts from a picture holds it as floats, four times as much
+        edit = client.post("/score", content=edit_request(1, side=128), headers=JSON)
+        assert edit.status_code == 413 and "take at most 0.1 MiB" in edit.json()["error"]
+        held.go.set()
+        assert first.result().status_code == 200
+        assert client.post("/score", json=data_of(images)).status_code == 200
+        assert "flowrl_held_bytes 0" in client.get("/metrics").text
+
+
+def test_a_request_that_is_refused_or_given_up_holds_nothing() -> None:
+    memory = Decoded(100)
+    with pytest.raises(ValueError, match="broken"), memory.share() as take:
+        take(60)
+        with memory.share() as other, pytest.raises(RequestRefused) as caught:
+            other(41)
+        assert caught.value.status == 503 and memory.held == 60
+        take(40)
+        raise ValueError("broken")
+    assert memory.held == 0
+    # its thread may go on reading after the client has gone
+    with pytest.raises(RequestRefused):
+        take(1)
+    assert memory.held == 0
+    # and in the queue nothing waits for nobody
+    held, one = Held(), parse(edit_request(1), ("it",), RequestLimits())
+    with closing(RequestQueue({"it": held}, batch=1, max_wait_s=0)) as queue:
+        queue.submit(one)
+        held.reached.wait(WAIT)
+        later = queue.submit(one)
+        assert queue.waiting() == (1, 1)
+        later.cancel()
+        assert queue.waiting() == (0, 0)
+        held.go.set()
+
+
+def test_a_client_waits_for_a_server_that_is_full(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes again when it was told to, which is no try; after `timeout` seconds it is one."""
+    monkeypatch.setattr("rewards.remote.http.HEADERS", {503: {"Retry-After": "0.05"}})
+    held, batch = Held(), batch_of(random_images(1, size=128))
+    limits = RequestLimits(held=size_of(128))
+    with hosted({"it": held}, limits=limits) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fast(url, retries=0), batch)
+        held.reached.wait(WAIT)
+        with pytest.raises(RewardError, match=r"HTTP 503: the decoded .*\(tried 1 times\)"):
+            fast(url, retries=0, timeout=0.2)(batch)
+        second = pool.submit(fast(url, retries=0), batch)
+        wait_for(lambda: "asking again after 0.1 s" in caplog.text)
+        held.go.set()
+        assert torch.equal(first.result(), second.result())
+    assert len(held.seen) == 2

@@ -100,7 +100,7 @@ SAVED = ["open_clip", "transformers", "pickscore", "hpsv2", "aesthetic", "image_
 
 @pytest.mark.parametrize("name", [*SAVED, "hpsv3", "dino"])
 def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, name: str) -> None:
-    """One tensor is missing, too many, or of another shape."""
+    """One tensor is missing, too many, of another shape, or of 8 bits without its scale."""
     kit, hf, projection = weights.clip, weights.clip.folder, "visual_projection.weight"
     given: dict[str, Any] = {
         "open_clip": kit.open_clip,
@@ -132,6 +132,7 @@ def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, name: str) 
         ({name: value for name, value in state.items() if name != tensor}, tensor),
         (state | {"something.weight": torch.zeros(2)}, "something"),
         (state | {tensor: torch.zeros(3, 5)}, tensor),
+        (state | {tensor: state[tensor].char()}, f"{tensor} holds numbers of kind .*quantised"),
     ):
         if file.endswith(".safetensors"):
             save_file(changed, tmp_path / "it" / file, {"format": "pt"})

@@ -4,7 +4,9 @@ delete what is."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -157,23 +159,34 @@ def lines(numbers: list[int]) -> str:
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        ([0, 2], 'lacks iteration 1, as .* after 1 iterations.*, or write ."iteration": 1.'),
-        ([0, 1], "lacks iteration 2, as"),
-        ([0, 1, 1, 2], "holds iteration 1 more than once, .*delete the lines that are too many"),
+        ([0, 2], r"lacks iteration 1\. .* after 1 iterations .*, or go on .*%\.0f}' 1 1`"),
+        ([0, 1], r"lacks iteration 2\. .* after 2 iterations .*, or go on .*%\.0f}' 2 2`"),
+        ([0, 1, 1, 2], "holds iteration 1 more than once.*delete the lines that are too many"),
+        ([1, 2], r"lacks iteration 0\. .*bring the whole file back, or go on .*%\.0f}' 0 0`"),
+        ([], r"lacks iterations 0 to 2\. .*bring the whole file back, or go on .* 0 2 > .*jsonl`"),
+        (None, r"jsonl, which is not there: .* lacks iterations 0 to 2\. .*bring the whole"),
     ],
 )
 def test_each_iteration_is_expected_once(
-    tmp_path: Path, whole: Path, numbers: list[int], said: str
+    tmp_path: Path, whole: Path, numbers: list[int] | None, said: str
 ) -> None:
-    """What is missing or double is named before anything is loaded or changed."""
+    """What is missing or double is named before anything is loaded or changed; also where all
+    lines are, or the file."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    (run / "metrics.jsonl").write_text(lines(numbers))
+    (run / "metrics.jsonl").unlink()
+    if numbers is not None:
+        (run / "metrics.jsonl").write_text(lines(numbers))
     before = contents(run)
-    with pytest.raises(RunError, match=f"each of the 3 iterations .* once, but it {said}"):
+    with pytest.raises(RunError, match=said) as caught:
         train(few(tmp_path, "train.iterations=4"), run, resume=True, quiet=True)
+    assert "each of the 3 iterations before the checkpoint once" in str(caught.value)
     assert contents(run) == before
     # by a line for each, as the message says, it goes on
-    (run / "metrics.jsonl").write_text('{"iteration": 0}\n' + lines([1, 2]))
+    command = re.search("`(seq .* > .*)`", str(caught.value))
+    if command:
+        subprocess.run(command[1], shell=True, check=True)
+    else:
+        (run / "metrics.jsonl").write_text('{"iteration": 0}\n' + lines([1, 2]))
     train(few(tmp_path, "train.iterations=4"), run, resume=True, quiet=True)
     assert [row["iteration"] for row in read_rows(run, "metrics.jsonl")] == [0, 1, 2, 3]
 

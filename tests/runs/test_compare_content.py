@@ -27,8 +27,10 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
     monkeypatch.syspath_prepend(str(tmp_path))
     write_reward("0")
     what = plan(tmp_path)
-    own = (*what.overrides, "rewards.mine={fn: minecolors.mine}", "eval.score=mine")
-    what = what._replace(overrides=own, plugins=("toykit", "minecolors"))
+    write_transform("2")
+    mine = "rewards.mine={fn: minecolors.mine, transform: {fn: minesteps.times}}"
+    own = (*what.overrides, mine, "eval.score=mine")
+    what = what._replace(overrides=own, plugins=("toykit", "minecolors", "minesteps"))
     run_comparison(what, quiet=True)
     return what
 
@@ -39,6 +41,14 @@ def write_reward(channel: str) -> None:
     text = f"def mine(batch):\n    return batch.images[:, {channel}].mean((1, 2))\n"
     file.write_text(text)
     sys.modules.pop("minecolors", None)
+    importlib.invalidate_caches()
+
+
+def write_transform(factor: str) -> None:
+    """Write what is done to that reward's values in training, to be imported anew."""
+    text = f"def times(values, batch):\n    return {factor} * values\n"
+    (Path(sys.path[0]) / "minesteps.py").write_text(text)
+    sys.modules.pop("minesteps", None)
     importlib.invalidate_caches()
 
 
@@ -89,6 +99,22 @@ def test_a_base_model_that_was_judged_otherwise(
     shutil.move(done.runs.parent / "kept", done.runs / "base")
     assert {file: file.read_bytes() for file in done.runs.rglob("*.json*")} == files
     assert done.out.read_bytes() == result
+
+
+def test_a_function_of_the_user_s_own_that_changed(done: Comparison) -> None:
+    """The base model is judged as before, but seeds of two methods are no seeds of one: neither is
+    a run taken again, nor a seed added to a result file."""
+    write_transform("3")
+    said = r"functions\.rewards\.mine\.transform\.minesteps: \w+ and \w+"
+    files = {file: file.read_bytes() for file in done.runs.rglob("*.json*")}
+    with pytest.raises(ConfigError, match=rf"holds a comparison under other settings.*{said}"):
+        run_comparison(done._replace(seeds=(0, 1)), quiet=True)
+    config = done.load(done.configs[0], "seed=0")
+    with StopSignal() as stop, pytest.raises(ConfigError, match=rf"seed0 holds.*{said}"):
+        spend(config, done.runs / "toy-a" / "seed0", done.budgets, stop=stop, quiet=True)
+    assert {file: file.read_bytes() for file in done.runs.rglob("*.json*")} == files
+    write_transform("2")
+    run_comparison(done, quiet=True)
 
 
 def test_a_base_of_an_earlier_version(done: Comparison) -> None:

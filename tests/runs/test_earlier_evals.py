@@ -3,16 +3,19 @@ and what stands side by side was drawn alike."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toykit import toy
+from toykit import toy, write_toy
 
+from flowrl.config.load import load_config
 from flowrl.core.errors import RunError
 from flowrl.runs.folder import EARLIER_EVALS, EVALS, METRICS, SUMMARY, TIMING, read_rows, try_lock
 from flowrl.runs.train import train
@@ -77,6 +80,35 @@ def test_before_and_after_are_judged_alike(
     assert done["before"] != {key: first[key] for key in first if key != "by_prompt"}
     assert (run / EARLIER_EVALS).read_bytes() == old
     assert [row["iteration"] for row in read_rows(run, EVALS)] == [0, 2]
+
+
+def test_a_reward_of_the_user_s_own_that_changed_judges_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Under its name: the evaluation before training is made anew, and the old ones are kept."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_toy(tmp_path)
+
+    def goes_on(channel: int, *more: str) -> dict[str, Any]:
+        text = f"def mine(batch):\n    return batch.images[:, {channel}].mean((1, 2))\n"
+        (tmp_path / "minejudge.py").write_text(text)
+        sys.modules.pop("minejudge", None)
+        importlib.invalidate_caches()
+        own = (*SHORT, "rewards.mine={fn: minejudge.mine}", "eval.score=mine", *more)
+        config = load_config(tmp_path / "toy.yaml", own, ("toykit", "minejudge"))
+        return train(config, tmp_path / "run", resume="auto", quiet=True)
+
+    goes_on(0)
+    old = (tmp_path / "run" / EVALS).read_bytes()
+    done = goes_on(1, "train.iterations=2")
+    assert "evaluations of" in (said := capfd.readouterr().err) and "judge '" in said
+    assert (tmp_path / "run" / EARLIER_EVALS).read_bytes() == old
+    assert [row["iteration"] for row in read_rows(tmp_path / "run", EVALS)] == [0, 2]
+    # as it is, nothing is judged anew
+    before = (tmp_path / "run" / EVALS).read_bytes()
+    goes_on(1, "train.iterations=3")
+    assert (tmp_path / "run" / EVALS).read_bytes().startswith(before)
+    assert done["before"]["mine"] == read_rows(tmp_path / "run", EVALS)[0]["mine"]
 
 
 def test_a_smaller_batch_judges_alike(run: Path, tmp_path: Path) -> None:

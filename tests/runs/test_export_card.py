@@ -96,6 +96,13 @@ def test_what_users_wrote_is_shown_as_it_is(exported: ExportedRun, tmp_path: Pat
     for row in lines:
         row["tasks"] = {TAG if name == "even" else name: v for name, v in row["tasks"].items()}
     (run / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    # what a stranger may have written into the files of a run, and left out
+    for name, changes in {
+        "summary.json": {"finished": TAG, "seconds": None},
+        "environment.json": {"python": TAG, "gpus": [TAG, 3]},
+    }.items():
+        told = json.loads((run / name).read_text()) | changes
+        (run / name).write_text(json.dumps(told))
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["negative_prompt"] = "x\n```\n# out\n"
     config["model"]["guidance"] = 2.0
@@ -107,7 +114,9 @@ def test_what_users_wrote_is_shown_as_it_is(exported: ExportedRun, tmp_path: Pat
     assert "<img src=x" not in html and "d.e" not in "".join(re.findall(r'href="[^"]*', html))
     assert html.count("<h1>") == 1 and html.count("out</h1>") == 0
     cells = re.findall(r"<td>(a \|.*?)</td>", html)
-    assert cells == ["a | b # &lt;img src=x&gt; [c](http://d.e) `f` ![g](h) ---"]
+    shown = "a | b # &lt;img src=x&gt; [c](http://d.e) `f` ![g](h) ---"
+    assert cells == [shown, shown]  # a tag, and the version of Python
+    assert f"<td>for an unknown time on {shown} , 3, finished {shown}</td>" in html
     assert ModelCard(text).data.to_dict()["tags"][0] == "flowrl"
 
 

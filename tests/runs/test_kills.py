@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import warm
+from scriptkit import script_module
 from toykit import toy
 from trainkit import put
 
@@ -21,19 +23,20 @@ from flowrl.training.trainer import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def told(script: str, out: Path, *words: str) -> dict[str, Any]:
+    """Run a script, which compares every byte that does not hold a time -> its result file."""
+    code, said = warm.run([str(ROOT / script), *words, "--out", str(out)], out.with_suffix(".log"))
+    assert code == 0, said
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
 @pytest.mark.integration
 def test_killed_runs_end_like_undisturbed_ones(tmp_path: Path) -> None:
-    """Three moments of a run of one process and one of a run of two; the script compares every byte
-    that does not hold a time, and reads every checkpoint after each kill."""
-    out = tmp_path / "kills.json"
-    script = str(ROOT / "tests" / "kits" / "killruns.py")
-    command = [sys.executable, script, "--kills", "4", "--pairs", "1", "--only", "awm"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, env=environment, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
+    """Three moments of a run of one process and one of a run of two; the script reads every
+    checkpoint after each kill."""
+    words = ["--kills", "4", "--pairs", "1", "--only", "awm"]
+    found = told("tests/kits/killruns.py", tmp_path / "kills.json", *words)
     assert found["by_processes"] == {"1": 3, "2": 1}
     assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
 
@@ -42,23 +45,27 @@ def test_killed_runs_end_like_undisturbed_ones(tmp_path: Path) -> None:
 def test_kills_of_other_families_are_made_once(tmp_path: Path) -> None:
     """A run whose reward leaves a child behind that outlives it; the second call goes on where the
     first one ended."""
-    out = tmp_path / "kills.json"
-    script = str(ROOT / "scripts" / "bench" / "kills.py")
-    command = [sys.executable, script, "--only", "forking reward", "--most", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for expected in (1, 2):
-        done = subprocess.run(
-            [*command, "--out", str(out)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads(out.read_text())
+        words = ["--only", "forking reward", "--most", "1"]
+        found = told("scripts/bench/kills.py", tmp_path / "kills.json", *words)
         assert [row["number"] for row in found["rows"]] == [*range(expected)]
         assert found["by_family"]["forking reward"] == found["kills"] == expected
         assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
+
+
+def test_moments_of_kills_are_drawn_from_all_of_a_runs_work() -> None:
+    """From the first phase, ten seconds after the start, to the end at twenty: each of the ten
+    seconds is hit about as often, and what is kept of a moment leads back to it."""
+    kills = script_module("bench/kills")
+    names = ("between phases", "evaluation", "between phases", "sampling", "evaluation", "end")
+    moments = [*zip(names, (0.0, 10.0, 11.0, 12.0, 17.0, 20.0), strict=True)]
+    rng, found = random.Random(0), Counter[int]()
+    for _ in range(5000):
+        seconds, target = kills.moment(moments, rng)
+        begun = [when for phase, when in moments if phase == target.phase][target.occurrence]
+        assert begun + target.seconds == pytest.approx(10 + seconds)
+        found[int(seconds)] += 1
+    assert found.keys() == {*range(10)} and min(found.values()) > 400
 
 
 def test_a_checkpoint_that_is_being_deleted_has_no_name_any_more(
@@ -99,20 +106,8 @@ def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) 
 
 @pytest.mark.integration
 def test_faults_do_no_harm(tmp_path: Path) -> None:
-    """Three moments of the disk, and every other fault; the script compares every byte that holds
-    no time with the undisturbed run."""
-    out = tmp_path / "disks.json"
-    script = str(ROOT / "tests" / "kits" / "diskruns.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, script, "--every", "100", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
+    """Three moments of the disk, and every other fault."""
+    found = told("tests/kits/diskruns.py", tmp_path / "disks.json", "--every", "100")
     kinds = {row["fault"].split()[0] for row in found["rows"]}
     assert {"ENOSPC", "EROFS", "EIO", "torn", "altered", "lost", "swapped", "clock"} <= kinds
     assert found["did_harm"] == 0

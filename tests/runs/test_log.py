@@ -90,11 +90,6 @@ def test_damage_in_the_middle_is_an_error_and_stays(tmp_path: Path) -> None:
     assert "rubbish" in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_lost_metrics_are_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="metrics before iteration 4 are lost"):
-        plain(tmp_path, resume_from_iteration=4).close()
-
-
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write to the run folder"):

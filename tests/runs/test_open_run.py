@@ -14,6 +14,7 @@ from torch import Tensor
 from toykit import redness, toy
 from trainkit import trainer_for, unchanged, weights_of
 
+import flowrl
 from flowrl.core.errors import CheckpointError, ConfigError, ModelError
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.held_out import evaluate_prompts
@@ -90,6 +91,30 @@ def test_a_target_takes_the_threads_that_its_settings_name(home: Path) -> None:
                 assert torch.get_num_threads() == there
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_model_from_before_training_has_the_weights_that_this_begins_with(
+    home: Path, tmp_path: Path
+) -> None:
+    """`train.start` of a config or a run: judged is what the run's first evaluation judged, from
+    the command line and from Python; kept images belong to the file's content."""
+    start = f"train.start={home / 'whole'}"
+    config = toy(tmp_path, start, "train.iterations=1")
+    train(config, tmp_path / "run", quiet=True)
+    first = rows(tmp_path / "run" / "eval.jsonl")[0]["red"]
+    options: dict[str, Any] = {"settings": "", "plugins": ("toykit",)}
+    found = open_target(str(tmp_path / "toy.yaml"), overrides=[start], **options)
+    base = open_target(str(tmp_path / "run"), weights="base", **options)
+    plain = open_target(str(tmp_path / "toy.yaml"), **options)
+    judged = [evaluate(one.model, one.config)["red"] for one in (found, base, plain)]
+    assert judged[:2] == [first, first] and judged[2] != first
+    assert flowrl.evaluate(config)["red"] == first
+    assert found.what.endswith(f", beginning with {home / 'whole'}")
+    for one in (found, base):
+        assert one.content is not None and str(home / "whole") in one.content["start"]
+    assert plain.content is not None and "start" not in plain.content
+    with pytest.raises(ConfigError, match=r"train\.start: cannot find .nowhere"):
+        open_target(str(tmp_path / "toy.yaml"), overrides=["train.start=nowhere"], **options)
 
 
 def test_open_run_that_is_none(home: Path, tmp_path: Path) -> None:

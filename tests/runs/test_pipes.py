@@ -13,7 +13,7 @@ from flowrl.core.errors import FlowRLError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.models.loading import _check_part
 from flowrl.runs.compare.compare import saved_result
-from flowrl.runs.folder import SUMMARY, read_object, read_prompts, read_verdicts
+from flowrl.runs.folder import SUMMARY, read_evals, read_object, read_prompts, read_verdicts
 from flowrl.runs.report.page import html_report
 from flowrl.training.checkpoint import verify
 
@@ -28,8 +28,16 @@ READERS: dict[str, Callable[[Path], Any]] = {
         folder / "tokenizer", "Tokenizer"
     ),
     "config.yaml": html_report,
+    "eval.jsonl": read_evals,
     "result.json": lambda folder: saved_result(folder / "result.json"),
 }
+
+
+def test_a_log_that_is_a_device_is_not_read(tmp_path: Path) -> None:
+    """A link in a stranger's run folder: /dev/zero would never end."""
+    (tmp_path / "eval.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(FlowRLError, match="expected a file, got a pipe or a device"):
+        read_evals(tmp_path)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -19,8 +19,6 @@ pytestmark = pytest.mark.integration
 CONFIGS = {
     "sd3/flow_grpo": "sd3.5",
     "flux_kontext/flow_grpo_fast": "flux_kontext",
-    "sd15/ddpo": "sd15",
-    "qwen_image/flow_grpo_fast": "qwen_image",
     "wan/flow_grpo_fast": "wan",
 }
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from groupkit import drawn, images
+from groupkit import batch, drawn, images, visit
 from torch import Tensor
 from toykit import toy
 
 from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.reward_mix.aggregate import gdpo
 from flowrl.core.errors import CheckpointError, ConfigError, DataError
-from flowrl.core.types import Scores, Tree
+from flowrl.core.types import Scores
 from flowrl.techniques.prompt_histories import (
     risk_bundles,
     risk_value,
@@ -27,22 +27,6 @@ from flowrl.techniques.prompt_histories import (
     smooth_norm,
 )
 from flowrl.training.trainer import Trainer
-
-
-def batch(rewards: list[float], prompts: str) -> tuple[Tensor, Tensor, Tree, list[str]]:
-    """Lay rewards out as leaves without anything above them; a letter names each prompt."""
-    leaf = torch.arange(len(rewards))
-    group = torch.tensor([ord(letter) for letter in prompts])
-    tree = Tree(torch.full_like(leaf, -1), torch.zeros_like(leaf), torch.zeros(len(leaf)), group)
-    return torch.tensor(rewards), leaf, tree, list(prompts)
-
-
-def visit(credit: Any, rewards: list[float], prompts: str) -> list[float]:
-    *rest, texts = batch(rewards, prompts)
-    found: list[float] = credit(*rest, prompts=texts).tolist()
-    assert credit(*rest, prompts=texts).tolist() == found  # a call changes nothing
-    credit.update(*rest, prompts=texts)
-    return found
 
 
 def test_dcpo_has_the_reference_s_numbers() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from forests import by_hand
 from groupkit import drawn, images
+from mixkit import batch, close, same, scores
 from torch import Tensor
 
 from flowrl.algorithms.credit import advantages
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Mixed, RewardBatch, Scores
+from flowrl.core.types import Scores
 from flowrl.techniques import reward_mixes
 from flowrl.techniques.reward_mixes import constrained
 from flowrl.techniques.verdicts import noisy_backward, noisy_forward
@@ -95,24 +95,6 @@ def test_what_cannot_be_is_named(call: Any, words: str) -> None:
         call()
 
 
-def scores(
-    values: dict[str, list[float]], weights: list[float], groups: list[int] | None = None
-) -> Scores:
-    """Give each reward its values [L] and weight; roots are their own leaves, of one prompt."""
-    size = len(next(iter(values.values())))
-    rows = {name: torch.tensor(row) for name, row in values.items()}
-    tree = by_hand([-1] * size, [0] * size, [1.0] * size, groups or [0] * size)
-    return Scores(rows, dict(zip(values, weights, strict=True)), torch.arange(size), tree)
-
-
-def same(reward: Tensor) -> Tensor:
-    return reward
-
-
-def close(got: Mixed, expected: list[float]) -> None:
-    assert got.advantage.tolist() == pytest.approx(expected, abs=2e-6, nan_ok=True)
-
-
 def test_duals_rise_while_a_constraint_is_missed_and_fall_after() -> None:
     """lambda <- clip(lambda + lr (b - mean)): .5 * (.6 - .2) = .2, then .4; then .4 - .5 * .4 = .2;
     then 0."""
@@ -146,14 +128,6 @@ def test_duals_find_the_best_of_a_problem_whose_answer_is_known() -> None:
         tail += [(x, aggregate.dual["b"])] if step >= 2000 else []
     mean_x, mean_dual = (sum(column) / len(tail) for column in zip(*tail, strict=True))
     assert mean_x == pytest.approx(0.75, abs=0.02) and mean_dual == pytest.approx(1.0, abs=0.05)
-
-
-def batch(groups: list[int], tags: list[str] | None = None) -> RewardBatch:
-    size = len(groups)
-    meta: list[dict[str, Any]] = [{"tag": tag} for tag in tags] if tags else [{}] * size
-    return RewardBatch(
-        torch.zeros(size, 3, 1, 1), [""] * size, torch.tensor(groups), meta, torch.zeros(size)
-    )
 
 
 def test_noisy_verdicts_are_the_published_numbers() -> None:

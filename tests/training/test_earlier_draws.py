@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from toykit import toy
+from trainkit import halves, trainer_for
 
 from flowrl.algorithms.nodes import decision_nodes, root_above
 from flowrl.core.errors import ConfigError
@@ -115,16 +117,9 @@ def test_of_several_images_the_first_is_kept(tmp_path: Path) -> None:
 def test_it_costs_what_was_said_and_a_run_goes_on_with_it(tmp_path: Path) -> None:
     """Three network rows a prompt from the second visit on. 2 + 2 iterations against 4, to the
     bit, with what was kept in the checkpoint."""
-    config = toy(tmp_path, *STREAM)
-    whole, first = Trainer(config), Trainer(config)
-    metrics = [whole.step() for _ in range(4)]
-    assert metrics[1]["nfe"] - metrics[0]["nfe"] == 6 * 3 == first.config.train.prompts * 3
-    assert check_plan(config).calls == metrics[1]["nfe"]
-    again = [first.step() for _ in range(2)]
-    first.save(tmp_path / "middle")
-    second = Trainer(config)
-    second.load(tmp_path / "middle")
-    assert again + [second.step() for _ in range(2)] == metrics
+    run, _, metrics = halves(partial(trainer_for, tmp_path, *STREAM), tmp_path)
+    assert metrics[1]["nfe"] - metrics[0]["nfe"] == 6 * 3 == run.config.train.prompts * 3
+    assert check_plan(run.config).calls == metrics[1]["nfe"]
     assert all(math.isfinite(row["moved"]) for row in metrics)
 
 

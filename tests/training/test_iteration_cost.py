@@ -24,6 +24,7 @@ from flowrl.core.noise_path import linear_grid
 from flowrl.core.types import Cond, Plan, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
+from flowrl.training.parts.stored_images import StoredImages
 
 
 class Counting(LinearFlow):
@@ -211,7 +212,9 @@ def test_impossible_numbers(change: dict[str, int], message: str) -> None:
 
 def test_stored_images_are_read_not_sampled() -> None:
     """Pairs of offline preferences: the dry run speaks of files, and of no noise or NFE."""
-    stored = cost(pairs(0), 2, trains="leaves", rollout_batch=8)
+    task: Any = None
+    plain = cost(pairs(0), 2, trains="leaves", rollout_batch=8)
+    stored = StoredImages().work(task, pairs(0), plain)
     first = stored.lines()[0]
     assert first == "images     2 prompts x 2 images = 4 images from files, encoded 8 at a time"
     assert "sampling" not in "\n".join(stored.lines()) and stored.nfe == 0

@@ -104,6 +104,7 @@ def other_weights(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "scale of latents": (edit("vae/config.json", scaling_factor=0.5), "vae.scaling_factor"),
     "heads": (heads, "network.attention_head_dim"),
     "weights": (other_weights, "base model"),
 }

@@ -25,8 +25,7 @@ from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.teacher_runs import TeacherRun, runs_of
 from flowrl.core.types import Eval, LossInput
 from flowrl.training.checkpoint import checkpoint_folder
-from flowrl.training.guidance import teacher_calls, teachers_of
-from flowrl.training.parts.teachers import Teachers
+from flowrl.training.parts.teachers import Teachers, teacher_calls, teachers_of
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -210,7 +209,7 @@ def test_a_run_with_several_teachers_of_a_domain(tmp_path: Path) -> None:
     assert 0 < even < states
     assert metrics["nfe"] == 4 * 4 * 4 + 3 * states + states + even
     # the forecast takes the domain with the most
-    assert run.method.teacher_calls == 2
+    assert teacher_calls(run.config) == 2
 
 
 def tag_of(run: Trainer, vector: torch.Tensor) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torchvision.transforms import InterpolationMode
 
-from flowrl.core.devices import misfits
+from flowrl.core.devices import check_folder, misfits
 from flowrl.core.errors import ConfigError, DataError, ModelError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,10 +45,8 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
         )
         # how images have to be prepared stands beside the weights, where at all
         bare = Path(path).is_dir() and not (Path(path) / "preprocessor_config.json").exists()
-        if bare:
-            ready = _plain(network.config.image_size)
-        else:
-            ready = _by(AutoImageProcessor.from_pretrained(path, **options))
+        own = None if bare else AutoImageProcessor.from_pretrained(path, **options)
+        ready = _plain(network.config.image_size) if own is None else _by(own)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(
@@ -62,7 +60,8 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
             f"{path}: expected all weights of the {type(network).__name__} that config.json "
             f"describes, got {wrong}; copy the files again, or take the encoder's own folder"
         )
-    network = network.to(device).eval().requires_grad_(False)
+    check_folder(path, "the encoder")
+    network.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()
     def look(images: Tensor) -> Tensor:

@@ -31,8 +31,9 @@ from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import is_finite_number, read_json, refuse_pipe, write_json, write_text
 from flowrl.core.identity import differences, sha256_of, short_digest
 from flowrl.core.prompts import PromptSet
-from flowrl.evaluation.image_files import find_images, read_image
+from flowrl.evaluation.image_files import RECORD, find_images, read_image
 from flowrl.evaluation.image_grids import save_png
+from flowrl.evaluation.sources import SOURCE, source_paths
 
 SETTING, SUMMARY, SCORES = "setting.json", "summary.json", "scores.jsonl"
 EARLIER = "summary-earlier.json"  # of rewards that have changed since
@@ -67,7 +68,10 @@ def prepare(out: Path, setting: Mapping[str, Any], prompts: PromptSet) -> None:
             f"{out}: expected a folder of a suite or none, got one with files and no {SETTING}"
         )
     for place, record in enumerate(prompts.records):
-        write_text(out / f"{place:05}" / "metadata.jsonl", json.dumps(record) + "\n")
+        # what it starts from is found from here, too
+        starts = [str(path.resolve()) for path in source_paths(prompts, place)]
+        line = {**record, SOURCE: starts} if starts else record
+        write_text(out / f"{place:05}" / RECORD, as_line(line))
     # last: a folder with a setting has all its records
     write_json(file, dict(setting))
 

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ModelError
 from flowrl.core.files import is_finite_number, read_text
 from flowrl.models.files.lora_names import Place, places_of
@@ -98,12 +99,12 @@ def files_of(path: Path) -> list[Path]:
     return single if len(single) == 1 else []
 
 
-def read_lora(path: Path, networks: Mapping[str, nn.Module], known: float | None = None) -> Loras:
+def read_lora(path: Path, networks: Mapping[str, nn.Module], alpha: float | None = None) -> Loras:
     """Read a file, or a folder of `files_of`, for networks by their prefix ({"": network}; of Wan
     2.2 two) -> the updates by prefix and layer.
 
-    Alpha is that of the layer, of the file's metadata, or of the configuration of peft beside it;
-    `known` where the caller knows alpha / rank; else the rank, so that the product stands as it is.
+    Alpha is that of the layer, of the file's metadata, of the configuration of peft beside it, or
+    what the caller knows; else the rank, so that the product stands as it is.
     Raises ModelError for a file that cannot be read, is another kind of adapter, has a tensor that
     fits no layer, moves nothing, or holds what is no number.
     """
@@ -117,7 +118,8 @@ def read_lora(path: Path, networks: Mapping[str, nn.Module], known: float | None
     updates, stated = dict[str, Update](), True
     for file, (prefix, network) in pairs:
         tensors, about = _opened(file)
-        scales = _Scales(file, about, known)
+        check_wide(kinds_of(tensors), file)
+        scales = _Scales(file, about, alpha)
         for name, update in _updates(file, tensors, network, scales).items():
             updates[prefix + name] = update
         scales.check_used()
@@ -215,8 +217,6 @@ def _of_pair(
         has = " and ".join(sorted(held))
         raise ModelError(f"{where}: expected a matrix down (A) and a matrix up (B), got {has} only")
     down, up = held["down"], held["up"]
-    if not (down.is_floating_point() and up.is_floating_point()):
-        raise ModelError(f"{where}: quantised matrices; expected numbers of 16 or 32 bits")
     if down.dim() < 2 or up.dim() < 2 or not (down.numel() and up.numel()):
         raise ModelError(f"{where}: expected matrices, got {[*down.shape]} and {[*up.shape]}")
     down, up = down.float().flatten(1), up.float().flatten(1)
@@ -316,7 +316,7 @@ class _Scales:
                     break
             return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
         if self.known is not None:
-            return self.known
+            return self.known / rank
         self.stated = False
         return 1.0
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.core.processes import whole
 from flowrl.models.files.lora_read import BASE, Update, read_lora, trimmed
-from flowrl.models.wan import Experts
 
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
 ENOUGH = 1e-6  # of an update's norm: what a smaller rank may leave out
@@ -24,20 +23,19 @@ ENOUGH = 1e-6  # of an update's norm: what a smaller rank may leave out
 
 def started(
     path: Path,
-    network: nn.Module | None,
+    networks: Mapping[str, nn.Module],
     params: Mapping[str, nn.Parameter],
-    known: float | None = None,
+    alpha: float | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the trained parameters that a LoRA file changes, whole, float32 on the CPU; under FSDP
-    all processes ask.
+    all processes ask. `networks` are by the prefix of their parameters, `alpha` what the caller
+    knows of a file that may not say it.
 
     Of a run's adapters A and B are set so that they add what the file adds; ranks that it does not
     use stay as they were drawn, with B = 0. To weights that are trained in full it is added. Raises
     ModelError as `read_lora`, and for a layer that is not trained, or a rank that is too small.
     """
-    if network is None:
-        raise ModelError(f"{path}: a LoRA file, but the model has no network of diffusers")
-    found = read_lora(path, _networks(network), known)
+    found = read_lora(path, networks, alpha)
     if not found.stated:
         warnings.warn(
             f"{path} states no alpha, so it is taken as the rank: the update stands as its "
@@ -53,7 +51,7 @@ def started(
     if absent:
         raise ModelError(_not_trained(path, absent, [*updates], params, lora=lora))
     # the new values
-    scales = _scales(network) if lora else {}
+    scales = _scales(networks) if lora else {}
     for layer, update in updates.items():
         if lora:
             yield from _continued(path, layer, update, params, scales[layer])
@@ -63,20 +61,14 @@ def started(
             yield name, weight + (update.scale * update.up @ update.down).reshape(weight.shape)
 
 
-def _networks(network: nn.Module) -> dict[str, nn.Module]:
-    """Return the networks by the prefix of their parameters."""
-    if not isinstance(network, Experts):
-        return {"": network}
-    return {f"{name}.": part for name, part in network.named_children()}
-
-
-def _scales(network: nn.Module) -> dict[str, float]:
+def _scales(networks: Mapping[str, nn.Module]) -> dict[str, float]:
     """Return what each of the run's adapters multiplies its product with."""
     found = {}
-    for name, module in network.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            scaling: Any = module.scaling
-            found[name] = float(scaling["default"])
+    for prefix, network in networks.items():
+        for name, module in network.named_modules():
+            if isinstance(module, BaseTunerLayer):
+                scaling: Any = module.scaling
+                found[prefix + name] = float(scaling["default"])
     return found
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from flowrl.core.devices import check_wide, stored_kinds
 from flowrl.core.errors import ModelError
 from flowrl.core.files import replacing
 from flowrl.models.files.lora_read import looks_like_lora
@@ -56,11 +57,14 @@ def convert(file: Path, pipeline_class: Any) -> Path:
     # a checker that SD 1.x may have is not used
     known = inspect.signature(pipeline_class.__init__).parameters
     given: dict[str, Any] = {"safety_checker": None} if "safety_checker" in known else {}
+    folder = cache_folder() / _digest(file, *_stamp(file))
     try:
         pipeline = read(str(file), torch_dtype=_dtype(file), **given)
-        with replacing(cache_folder() / _digest(file, *_stamp(file))) as draft:
+        with replacing(folder) as draft:
             pipeline.save_pretrained(draft, safe_serialization=True)
     except Exception as error:  # the libraries raise every kind
+        if (folder / INDEX).is_file():  # another process of the run was faster
+            return folder
         first = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"{file}: could not be converted to a {name}: {type(error).__name__}: {first}. A file "
@@ -68,7 +72,7 @@ def convert(file: Path, pipeline_class: Any) -> Path:
             "the network into it by NETWORK.from_single_file(FILE).save_pretrained(FOLDER/part). "
             "diffusers fetches settings and tokenizers of the released model from the hub once"
         ) from error
-    return cache_folder() / _digest(file, *_stamp(file))
+    return folder
 
 
 def what_it_is(folder: Path) -> str:
@@ -109,15 +113,15 @@ def _check_single(file: Path) -> None:
     if file.suffix != ".safetensors":
         raise ModelError(f"{file}: expected the folder of a diffusers pipeline, got a file")
     try:
-        with safe_open(file, framework="pt") as stored:
-            names = [*stored.keys()]
+        kinds = stored_kinds(file)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file}: no safetensors file: {error}; copy it again") from error
-    if looks_like_lora(names):
+    if looks_like_lora(kinds):
         raise ModelError(
             f"{file}: a LoRA and no whole model: give it to train.start, and the folder of its "
             "base model to model.path"
         )
+    check_wide(kinds, file)
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -134,9 +138,7 @@ def _digest(file: Path, size: int, changed: int) -> str:
 
 def _dtype(file: Path) -> torch.dtype:
     """Return the dtype that most tensors of a file have, so that nothing is rounded."""
-    with safe_open(file, framework="pt") as stored:
-        names = stored.keys()
-        kinds = Counter(stored.get_slice(name).get_dtype() for name in names)
+    kinds = Counter(stored_kinds(file).values())
     if kinds["F32"]:
         return torch.float32
     return DTYPES.get(kinds.most_common(1)[0][0], torch.float32) if kinds else torch.float32

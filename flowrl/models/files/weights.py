@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from flowrl.core.devices import check_wide, stored_kinds
 from flowrl.core.errors import ModelError
 from flowrl.core.files import parse_json, read_json
 
@@ -23,7 +24,6 @@ VARIANTS = ("fp16", "bf16")  # of several, where there is no other file
 # Tensors that public files have and the networks of today compute by themselves: places of tokens,
 # frequencies, and the embedding that is tied to one which is read.
 _HARMLESS = re.compile(r"(^|\.)(position_ids|inv_freq|embed_tokens\.weight)$")
-_SCALED = re.compile(r"(^|\.)(scaled_fp8|(weight_|input_)?scale(_weight|_input|_2)?)$")
 
 
 class WeightFiles(NamedTuple):
@@ -113,20 +113,36 @@ def no_weights(folder: Path) -> str:
 
 
 def stored_tensors(files: Iterable[Path]) -> set[str]:
-    """Return the tensor names in safetensors files, reading the headers only. Raises ModelError."""
+    """Return the tensor names in safetensors files, reading the headers only. Raises ModelError,
+    also for weights that were quantised."""
     names: set[str] = set()
     for file in files:
         try:
             # large models come in several files; no weight is read
-            with safe_open(file, framework="pt") as tensors:
-                names.update(tensors.keys())
+            kinds = stored_kinds(file)
         except (OSError, SafetensorError) as error:  # torn, truncated or unreadable
             first = str(error).partition("\n")[0]
             raise ModelError(
                 f"{file}: corrupt or truncated: {type(error).__name__}: {first}; copy the file "
                 "again"
             ) from error
+        check_wide(kinds, file)
+        names |= kinds.keys()
     return names
+
+
+def check_plain(folder: Path, settings: Any) -> None:
+    """Raise ModelError where a part's settings, or those of its files that are there, hold weights
+    that were quantised."""
+    packed = settings.get("quantization_config") if isinstance(settings, dict) else None
+    if packed:  # the libraries would unpack them for inference
+        how = packed.get("quant_method", packed) if isinstance(packed, dict) else packed
+        raise ModelError(
+            f"{folder / 'config.json'}: quantization_config says that the weights were quantised "
+            f"({how}), which cannot be trained; take the model's files of 16 or 32 bits"
+        )
+    if any(folder.glob(f"*{ENDING}")):
+        stored_tensors(filter(Path.is_file, weight_files(folder).files))
 
 
 def check_complete(
@@ -139,15 +155,8 @@ def check_complete(
         unknown = {name for name in unknown if not re.search(pattern, name)}
     if not (missing or unknown):
         return
-    # a quantised file lacks nothing and has scales that nobody would apply
     files = weight_files(folder).files
     where = files[0] if len(files) == 1 else folder
-    scales = sorted(name for name in unknown if _SCALED.search(name))
-    if scales:
-        raise ModelError(
-            f"{where}: weights of 8 bits with a scale beside each, such as {scales[0]}, are not "
-            "read, as the scales would be left out; take the model's files of 16 or 32 bits"
-        )
     if missing:
         shown = ", ".join(sorted(missing)[:3])
         raise ModelError(

@@ -11,7 +11,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_json, write_json
 from flowrl.core.identity import differences, without_times
-from flowrl.evaluation.contents import judged_content
+from flowrl.evaluation.contents import FUNCTIONS, judged_content, own_functions
 from flowrl.runs.compare.budgets import Budgets, comparable, different
 from flowrl.runs.compare.records import ResultFile, disagreement, mistake
 from flowrl.runs.compare.summary import Result, summarize_result
@@ -82,9 +82,12 @@ def open_result(
     found = read_result(path)
     stated = {"budgets": found["budgets"], "settings": found["settings"]}
     wrong = different(stated, fresh)
-    there = {entry["name"]: entry["config"] for entry in found["configs"]}
+    there = {entry["name"]: entry for entry in found["configs"]}
     for c in [c for c in configs if c.name in there]:
-        wrong += different(there[c.name], without_seed(c), f"{c.name}: ")
+        entry = there[c.name]
+        wrong += different(entry["config"], without_seed(c), f"{c.name}: ")
+        kept = {key: value for key, value in entry.items() if key == FUNCTIONS}
+        wrong += differences(kept, own_functions(c))
     if wrong:
         raise ConfigError(
             f"{path} holds a comparison under other settings, there and now: "
@@ -126,6 +129,7 @@ def entry_of(result: Result, config: Config, name: str) -> Result:
         "config": without_seed(config),
         "lr": config.lr,
         "search": None,
+        **own_functions(config),
     }
     result["configs"].append({**entry, "seeds": []})
     return result["configs"][-1]

@@ -21,6 +21,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.installation import install
+from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import (
     Budgets,
@@ -297,6 +298,7 @@ def _opened(what: Tuning, own: Config) -> Study:
         "space": {key: said(some) for key, some in what.space.items()},
         "sampler": {"name": what.search, "seed": what.sampler_seed},
         "pruner": what.pruner,
+        **own_functions(own),
     }
     stated = dict(json.loads(json.dumps(stated)))  # tuples are lists, as the study has them
     # trials whose study is away are another search's, or this one's without its memory

@@ -13,9 +13,10 @@ import jinja2
 import yaml
 
 from flowrl.config.calls import Call
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import FlowRLError
-from flowrl.core.files import write_text
+from flowrl.core.files import is_finite_number, write_text
 from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits
@@ -87,9 +88,10 @@ def card(facts: CardFacts, *, grid: bool) -> str:
 
 
 def base_name(config: Config) -> str:
-    """Return the hub id of a config's base model, "" if it is a folder."""
+    """Return the hub id of a config's base model, "" if it is a folder, or was in memory."""
     path = str(config.model.kwargs.get("path", ""))
-    return path if path and not isinstance(locate(path), Path) else ""
+    known = path and path != PYTHON and not isinstance(locate(path), Path)
+    return path if known else ""
 
 
 def _template() -> jinja2.Template:
@@ -247,15 +249,18 @@ def _time(run: Path) -> str:
     summary, machine = read_object(run, SUMMARY), read_object(run, ENVIRONMENT)
     if not summary:
         return "not known: the run did not come to its end"
-    gpus = machine.get("gpus") or []
-    what = ", ".join(gpus) if gpus else f"{machine.get('cpus', '?')} CPU cores"
-    return f"{summary['seconds'] / 3600:.2f} hours on {what}, finished {summary['finished']}"
+    gpus, seconds = machine.get("gpus"), summary.get("seconds")
+    there = gpus if isinstance(gpus, list) else []
+    what = ", ".join(map(str, there)) if there else f"{machine.get('cpus', '?')} CPU cores"
+    took = f"{seconds / 3600:.2f} hours" if is_finite_number(seconds) else "for an unknown time"
+    return plain(f"{took} on {what}, finished {summary.get('finished', 'at an unknown date')}")
 
 
 def _versions(run: Path) -> Table:
     """Set the versions of the training and of the export side by side."""
     now, then = environment(), read_object(run, ENVIRONMENT)
-    return [[name, str(then.get(name, "not known")), str(now.get(name))] for name in VERSIONS]
+    sides = [(name, then.get(name, "not known"), now.get(name)) for name in VERSIONS]
+    return [[name, plain(str(one)), plain(str(other))] for name, one, other in sides]
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -287,7 +292,7 @@ def _verdict(run: Path, iteration: int) -> list[str]:
     rows = [row for row in read_rows(run, EVALS) if row["iteration"] <= iteration]
     found = gain_of(rows)
     lines = [found.sentence if found else "", base_is_best(run)]
-    return [f"{line[0].upper()}{line[1:]}." for line in lines if line]
+    return [plain(f"{line[0].upper()}{line[1:]}.") for line in lines if line]
 
 
 def _result_rows(run: Path, before: Evaluation, after: Evaluation) -> Table:

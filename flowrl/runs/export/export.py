@@ -3,6 +3,7 @@ hub."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -13,12 +14,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
-from flowrl.core.devices import DTYPES, named_device
+from flowrl.core.devices import DTYPES, check_wide, kinds_of, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import read_json, replacing
 from flowrl.core.types import FlowModel
@@ -160,12 +163,12 @@ def export(
     files there.
 
     `formats` are of `FORMATS`: lora, peft and kohya for a run that trained LoRA, merged for any; by
-    default lora, or merged for a run that trained without LoRA. `weights` is ema or current, by
-    default what the run's evaluations take. `dtype` ``auto`` keeps every number as it was trained.
-    `base_model` is the hub id of the base model for card and adapters, where the run used a local
-    folder; `config` is as of `load_run`. The folder is there whole or not at all. Raises
-    ConfigError for a format that does not fit, RunError if `out` holds something or cannot be
-    written, ModelError and CheckpointError as `load_run` does.
+    default lora, peft where diffusers reads no LoRA, or merged for a run that trained without.
+    `weights` is ema or current, by default what the run's evaluations take. `dtype` ``auto`` keeps
+    every number as it was trained. `base_model` is the hub id of the base model for card and
+    adapters, where the run used a local folder; `config` is as of `load_run`. The folder is there
+    whole or not at all. Raises ConfigError for a format that does not fit, RunError if `out` holds
+    something or cannot be written, ModelError and CheckpointError as `load_run` does.
     """
     # what can be refused before gigabytes are read
     out = Path(out).absolute()
@@ -186,6 +189,11 @@ def export(
     trained = trained_part(loaded.model, name=loaded.config.name, dtype=DTYPES.get(dtype))
     trained = trained._replace(base=base_model or base_name(loaded.config))
     chosen = _choose(formats, trained)
+    if "merged" in chosen and loaded.config.model.kwargs.get("path") == PYTHON:
+        raise ConfigError(
+            "export: merged: the run trained a pipeline in memory, whose weights are not those of "
+            f"the folder that it came from: {_IN_A_FOLDER}"
+        )
     # the files
     with replacing(out) as folder:
         folder.mkdir()
@@ -294,11 +302,33 @@ def _rows(trained: TrainedPart, layer: str) -> int:
 def write_merged(trained: TrainedPart, folder: Path) -> None:
     """Write a whole pipeline, from the base model's own files and the trained weights, added up in
     float32."""
-    base = Path(trained.pipeline.name_or_path)
+    base = _base_folder(trained.pipeline)
     parts = [part for part in (trained, trained.second) if part]
     changes = {part.network: _changes(part) for part in parts}
     specs = {part.network: modelspec(part, whole=True) for part in parts}
     write_pipeline(base, folder, changes=changes, dtype=trained.dtype, about=specs)
+
+
+def _base_folder(pipeline: Any) -> Path:
+    """Return the folder that a pipeline was loaded from, also by its id on the hub. Raise
+    ModelError where there is none."""
+    name = str(pipeline.name_or_path or "")
+    folder = Path(name)
+    if name and not (folder / INDEX).is_file():
+        with contextlib.suppress(Exception):  # it is no id, or not here
+            folder = Path(snapshot_download(name, local_files_only=True))
+    if not name or not (folder / INDEX).is_file():
+        raise ModelError(
+            "merged: expected the folder of the base model, got a pipeline in memory "
+            f"{f'of {name}, which is not here' if name else 'without one'}: {_IN_A_FOLDER}"
+        )
+    return folder
+
+
+_IN_A_FOLDER = (
+    "save it as it was before training with pipe.save_pretrained(FOLDER), and open the run with "
+    "model=FOLDER; or take another format"
+)
 
 
 def _changes(trained: TrainedPart) -> dict[str, Change]:
@@ -376,13 +406,19 @@ def _check_names(formats: Sequence[str], dtype: str, weights: str | None) -> Non
 def _choose(formats: Sequence[str], trained: TrainedPart) -> list[str]:
     """Return the formats, each once, in the order of FORMATS. Raise ConfigError for one that does
     not fit."""
+    reads = hasattr(trained.pipeline, "save_lora_weights")
     if not formats:
-        return ["lora" if trained.layers else "merged"]
+        return [("lora" if reads else "peft") if trained.layers else "merged"]
     wrong = [name for name in formats if name != "merged" and not trained.layers]
     if wrong:
         raise ConfigError(
             f"export: the format {wrong[0]} is for LoRA, but the run trained whole layers "
             "(model.tune is full); take --format merged"
+        )
+    if "lora" in formats and not reads:
+        raise ConfigError(
+            f"export: diffusers reads no LoRA into a {type(trained.pipeline).__name__}; take "
+            "--format peft or merged"
         )
     one = [name for name in formats if name == "peft"]
     if one and trained.second is not None:
@@ -498,12 +534,7 @@ def _write_tensors(
         for name in stored.keys():  # noqa: SIM118 - this is no dict
             value = stored.get_tensor(name)
             if name in changes:
-                # packed integers of 4 or 8 bits cannot take an addition
-                if not value.is_floating_point():
-                    raise ModelError(
-                        f"{file}: {name} is quantised; merge into the same model in 16 or 32 bits "
-                        "instead"
-                    )
+                check_wide(kinds_of({name: value}), file)  # packed numbers cannot take an addition
                 value = changes[name](value)
             tensors[name] = (
                 value.to(dtype) if dtype is not None and value.is_floating_point() else value

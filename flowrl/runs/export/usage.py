@@ -3,15 +3,18 @@ of such a model."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.cost.architecture import facts_of, references
+from flowrl.models.by_call.options import EULER, CallFacts, rewriters
 from flowrl.models.facts import Facts
 from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
 from flowrl.runs.folder import SAMPLES, SOURCES, read_prompts
@@ -29,8 +32,9 @@ EMBEDS = "negative_prompt_embeds"
 
 
 def stated(config: Config) -> Facts:
-    """Return what the adapter of a run's model states; for another model, what most are like."""
-    return facts_of(config) or Facts()
+    """Return what the adapter of a run's model states, or any pipeline that is asked by its own
+    call."""
+    return facts_of(config) or CallFacts()
 
 
 def low_noise(kohya: str) -> str:
@@ -119,7 +123,7 @@ def task_of(facts: CardFacts) -> str:
 
 def _imports(facts: CardFacts) -> list[str]:
     names = [type(facts.pipeline).__name__]
-    if facts.network == "unet":
+    if _by_ddim(facts):
         names.append("DDIMScheduler")
     if stated(facts.config).video:
         names.append(type(facts.pipeline.scheduler).__name__)
@@ -159,7 +163,7 @@ def _load(facts: CardFacts) -> list[str]:
 def _draw(facts: CardFacts) -> list[str]:
     """Return the lines that make an image."""
     lines = []
-    if facts.network == "unet":  # flowrl samples them by DDIM whatever the pipeline's own scheduler
+    if _by_ddim(facts):
         spacing = facts.pipeline.scheduler.config.timestep_spacing
         options = f"clip_sample=False, timestep_spacing={_quoted(spacing)}"
         lines.append(
@@ -172,7 +176,7 @@ def _draw(facts: CardFacts) -> list[str]:
     text = _quoted(_prompt(facts))
     # by name: the first argument of some pipelines is the image
     start = [start_argument(facts.starts)] if facts.starts else []
-    call = [*start, f"prompt={text}", *call_arguments(facts.config)]
+    call = [*start, f"prompt={text}", *call_arguments(facts.config), *_no_rewriting(facts)]
     if stated(facts.config).video:
         call.append('output_type="pil"')
     if _films(facts):
@@ -195,7 +199,22 @@ def _draw(facts: CardFacts) -> list[str]:
 
 def _films(facts: CardFacts) -> bool:
     """Say whether the model makes videos, of several frames."""
-    return stated(facts.config).video and facts.config.model.kwargs["frames"] > 1
+    return bool(facts.config.model.kwargs.get("frames", 1) > 1)
+
+
+def _by_ddim(facts: CardFacts) -> bool:
+    """Say whether the run sampled by DDIM, as flowrl does whatever scheduler a pipeline that
+    predicts noise has itself."""
+    return type(facts.pipeline.scheduler).__name__ == "DDIMScheduler"
+
+
+def _no_rewriting(facts: CardFacts) -> list[str]:
+    """Return the arguments that keep a language model of a pipeline from writing prompts anew, as
+    in the run."""
+    if facts_of(facts.config) is not None:
+        return []
+    takes = inspect.signature(type(facts.pipeline).__call__).parameters
+    return [f"{name}={value!r}" for name, value in rewriters(takes).items()]
 
 
 def _euler(scheduler: Any) -> list[str]:
@@ -212,6 +231,12 @@ def _euler(scheduler: Any) -> list[str]:
 
 
 def _caveat(facts: CardFacts) -> str:
+    kind = type(facts.pipeline.scheduler).__name__
+    if facts_of(facts.config) is None and not _by_ddim(facts) and kind not in EULER:
+        return (
+            f"\n\nThe run took Euler's steps. The code above takes those of the pipeline's own "
+            f"{kind}, so its images differ."
+        )
     if facts.config.eval.tuned >= 1:
         return ""
     return (
@@ -251,7 +276,8 @@ def _quoted(text: str) -> str:
 
 def local(facts: CardFacts) -> str:
     """Return the base model's path as a card may show it."""
-    return str(shown(str(facts.config.model.kwargs.get("path", "base-model"))))
+    path = str(facts.config.model.kwargs.get("path", PYTHON))
+    return "base-model" if path == PYTHON else str(shown(path))
 
 
 def call_arguments(config: Config) -> list[str]:
@@ -288,9 +314,10 @@ def start_count(config: Config, run: Path) -> int:
     images is known by the strip of them beside its samples, and one is assumed.
     """
     sources = stated(config).sources
-    if sources == "never":
+    always = sources == "always" or bool(config.model.kwargs.get("sources"))
+    if sources == "never" and not always:
         return 0
-    assumed = sources == "always" or (run / SAMPLES / SOURCES).is_file()
+    assumed = always or (run / SAMPLES / SOURCES).is_file()
     return references(config.prompts.train) or int(assumed)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrl.core.errors import DataError, RunError
+from flowrl.core.files import is_finite_number
 from flowrl.runs.folder import METRICS as FROM_METRICS
 from flowrl.runs.folder import TIMING, Evaluation, Rows, number_or_nan
 
@@ -129,7 +130,7 @@ def panels(
         panel: Panel = {"title": title, "of": FROM_METRICS, "group": GROUP_OF.get(key, SAFE)}
         limit, side = BANDS.get(key, ("", ""))
         value = (limits or {}).get(limit)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if is_finite_number(value):
             panel["band"] = {"limit": float(value), "side": side}
         found.append({**panel, "lines": lines})
     names = sorted({key for row in metrics for key in row if key.startswith("reward/")})
@@ -223,7 +224,7 @@ def _measured(panel: Panel) -> bool:
 
 
 def _steps(metrics: Rows, name: str) -> Iterator[int]:
-    pattern = re.compile(re.escape(name) + r"/step(\d+)")
+    pattern = re.compile(re.escape(name) + r"/step(\d{1,9})")
     for key in dict.fromkeys(key for row in metrics for key in row):
         match = pattern.fullmatch(key)
         if match:

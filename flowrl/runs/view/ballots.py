@@ -242,4 +242,4 @@ def _noise(run: Path) -> Any:
 
 def _natural(name: str) -> tuple[str, int]:
     run, _, iteration = name.rpartition("@")
-    return run, int(iteration) if iteration.isdecimal() else 0
+    return run, int(iteration) if iteration.isdecimal() and len(iteration) <= 12 else 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.overrides import parse_yaml
-from flowrl.core.errors import DataError, FlowRLError, RunError
+from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import read_text
 from flowrl.runs.folder import (
     CONFIG,
@@ -166,7 +166,7 @@ class _Watched:
             changed = {name for name in {*now, *old} if now.get(name) != old.get(name)}
             try:
                 self.said = {**self._begun(now), **self._told(changed)}
-            except (FlowRLError, OSError) as error:
+            except Exception as error:  # whatever is in its files, the others are shown
                 self.said = {**self._begun(now), "error": str(error)}
             self.seen = now
         if "error" in self.said:
@@ -199,7 +199,7 @@ class _Watched:
         times = [value for value in self.timing.kept if value is not None]
         if self.wanted and times and found.get("iterations", 0) < self.wanted:
             left = self.wanted - found.get("iterations", 0)
-            found["seconds_left"] = left * sum(times) / len(times)
+            found["seconds_left"] = _finite(left * sum(times) / len(times))
         return {**found, **_scores(self.evals.first, [*self.evals.kept])}
 
 
@@ -243,7 +243,7 @@ def _iteration(row: Mapping[str, Any]) -> tuple[int, float | None]:
 
 def _seconds(row: Mapping[str, Any]) -> float | None:
     value = row.get("total")
-    return _finite(value) if isinstance(value, int | float) else None
+    return _finite(float(value)) if isinstance(value, int | float) else None
 
 
 def _scores(first: Evaluation | None, last: list[Evaluation]) -> dict[str, Any]:

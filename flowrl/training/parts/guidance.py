@@ -4,14 +4,17 @@ of the base model that losses and penalties measure from (`train.reference_guida
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.part import Part
-from flowrl.core.types import Plan
-from flowrl.training.guidance import KEYS, check_guides, guiding
+from flowrl.core.types import LossInput, Plan
+from flowrl.training.guidance import KEYS, check_guides, guides_reference, guiding
+from flowrl.training.iteration_cost import IterationCost
+from flowrl.training.learn import CallRows
 from flowrl.training.method import Method
 from flowrl.training.rehearsal import Task
 from flowrl.training.run import Prepared, Run
@@ -47,6 +50,25 @@ class Guidance(Part):
                 "or set train.guidance to 0"
             )
 
+    def work(self, task: Task, plan: Plan, cost: IterationCost) -> IterationCost:
+        """Count sampling twice where it alone is guided, and say whether the base model is."""
+        if task.guided:
+            return cost
+        if task.config.train.guidance:
+            said = " latents, each with and without the prompt (train.guidance)"
+            twice = cost.twice | {"sampling"}
+            cost = replace(cost, nfe=2 * cost.nfe, twice=twice, evaluated=said)
+        if task.config.train.reference_guidance:
+            line = (
+                "           the base model with and without the prompt (train.reference_guidance)"
+            )
+            cost = replace(cost, twice=cost.twice | {"reference"}, after=(*cost.after, line))
+        return cost
+
+    def row_calls(self, task: Task) -> int:
+        """Count the base model's second call."""
+        return int(guides_reference(task.config) and "ref" in task.method.snapshots)
+
     def check_model(self, prepared: Prepared, model: Any, frames: int) -> None:
         """Refuse a model that cannot have the guidance."""
         for name in KEYS:
@@ -62,6 +84,12 @@ class Guidance(Part):
     def sampling(self, run: Run) -> AbstractContextManager[None]:
         """Sample with ``train.guidance``, if that is given."""
         return guiding(run.model, run.config.train.guidance)
+
+    def provide(self, run: Run, rows: CallRows, data: LossInput) -> LossInput:
+        """Count the base model's second call."""
+        if not run.guided and run.config.train.reference_guidance:
+            rows.asked.append((rows.batch.parent, 1))
+        return data
 
     def under(self, run: Run, name: str) -> AbstractContextManager[None]:
         """Ask the base model with ``train.reference_guidance``, if that is given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Plan
 from flowrl.evaluation.reward_metrics import total_reward
 from flowrl.evaluation.sources import encode_rows
+from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import ImageBuffer, prompted
 from flowrl.training.run import Prepared, Run
@@ -48,6 +50,13 @@ class Previews(Part):
             reason = f"likelihood {config.likelihood.fn} trains what noises are drawn from"
         if reason:
             raise ConfigError(f"scout: {reason}; leave the section out")
+
+    def work(self, task: Task, plan: Plan, cost: IterationCost) -> IterationCost:
+        """Count the previews."""
+        scout = task.config.scout
+        looks = cost.prompts * scout.images * scout.steps * (2 if "sampling" in cost.twice else 1)
+        line = f"scouting   {cost.prompts} prompts x {scout.images} noises, {scout.steps} steps"
+        return replace(cost, nfe=cost.nfe + looks, before=(*cost.before, line))
 
     def begin(self, prepared: Prepared) -> None:
         """Refuse a reward that judges latents: previews have images alone."""

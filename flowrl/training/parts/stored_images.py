@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ from flowrl.evaluation.preference_pairs import (
     read_pair,
 )
 from flowrl.evaluation.sources import encode_rows
+from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import sigma_grid
 from flowrl.training.run import Iteration, Prepared, Run
@@ -62,6 +64,10 @@ class StoredImages(Part):
                 "likelihood: plan pairs has images and neither draws nor initial noise; take "
                 "likelihood forward"
             )
+
+    def work(self, task: Task, plan: Plan, cost: IterationCost) -> IterationCost:
+        """Say that images are read."""
+        return replace(cost, source=f"from files, encoded {cost.rollout_batch} at a time")
 
     def begin(self, prepared: Prepared) -> None:
         """Look whether every record names its pair."""

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError, ConfigError, near
+from flowrl.core.needs import needs_of
 from flowrl.core.part import Part
 from flowrl.core.processes import sharded
-from flowrl.core.teacher_runs import TeacherRun
-from flowrl.core.types import Batch, Eval, LossInput
+from flowrl.core.teacher_runs import TeacherRun, runs_of
+from flowrl.core.types import Batch, Eval, LossInput, Plan
 from flowrl.training import checkpoint
-from flowrl.training.guidance import (
-    calls_of_teacher,
-    check_guides,
-    guides_teachers,
-    guiding,
-    teacher_guidance,
-    teachers_of,
-)
+from flowrl.training.guidance import check_guides, guiding, is_guided, teacher_guidance
+from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.learn import CallRows
 from flowrl.training.meaning import check_meaning, identity_of
+from flowrl.training.rehearsal import Task
 from flowrl.training.run import Prepared, Run
 
 PREFIX = "teacher-"
@@ -57,6 +55,15 @@ class Teachers(Part):
         self._of = [record.get(self.by) for record in prompts.records]
         for record, where in zip(prompts.records, prompts.places, strict=True):
             _check_record(record, self.by, self.runs, where)
+
+    def work(self, task: Task, plan: Plan, cost: IterationCost) -> IterationCost:
+        """Say whether a teacher is guided where the model is not."""
+        guided = guides_teachers(task.config)
+        return replace(cost, twice=cost.twice | {"teachers"}) if guided else cost
+
+    def row_calls(self, task: Task) -> int:
+        """Count the calls of the domain that has most of them."""
+        return teacher_calls(task.config)
 
     def check_model(self, prepared: Prepared, model: Any, frames: int) -> None:
         """Refuse a model that cannot have a teacher's guidance."""
@@ -116,6 +123,51 @@ class Teachers(Part):
         with guided, torch.no_grad(), run.weights.using(self.paths[one.run]):
             found: Eval = likelihood.evaluate(run.model, batch, run.method.transition)
         return found
+
+
+def teachers_of(config: Config) -> dict[str, list[TeacherRun]]:
+    """Return the teachers of the loss by the value of the records' key; {} if it has none. Raises
+    ConfigError."""
+    if "teacher" not in needs_of(config.loss.function):
+        return {}
+    return runs_of(config.loss.kwargs.get("teachers", {}))
+
+
+def guides_teachers(config: Config) -> float:
+    """Return a scale at which a teacher is asked with and without the prompt, where the model has
+    but one branch; 0: there is none."""
+    if is_guided(config):
+        return 0.0
+    runs = [one for several in teachers_of(config).values() for one in several]
+    return next((one.guidance or 0.0 for one in runs if _is_guided_at(config, one)), 0.0)
+
+
+def teacher_calls(config: Config) -> int:
+    """Return the network calls that a row's teachers take: of the domain that has most, two for a
+    teacher that is guided where the model is not."""
+    most = 0
+    for runs in teachers_of(config).values():
+        most = max(most, sum(calls_of_teacher(config, one) for one in runs))
+    return most
+
+
+def calls_of_teacher(config: Config, teacher: TeacherRun) -> int:
+    """Return the network calls that a row takes under a teacher, each of its own guidance."""
+    return 2 if not is_guided(config) and _is_guided_at(config, teacher) else 1
+
+
+def _is_guided_at(config: Config, teacher: TeacherRun) -> bool:
+    """Say whether the model evaluates the network twice under a teacher. Raises ConfigError for a
+    model that has no guidance but its own."""
+    scale, options = teacher.guidance, getattr(config.model.function, "options", None)
+    if scale is None:
+        return is_guided(config)
+    if options is None:
+        return scale > 1
+    try:
+        return bool(options(**config.model.kwargs).guided_by(scale, off=True).guided)
+    except ConfigError as error:
+        raise ConfigError(f"loss.teachers, {teacher.run}: {error}") from error
 
 
 def _check_record(

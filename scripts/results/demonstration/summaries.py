@@ -37,20 +37,30 @@ def measured(entry: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def summarized(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a demonstration's result with every number that follows from its outcomes, and from
-    its seeds' variety, worked out again."""
+def settings_again(result: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with outcomes, and gains of one over another, worked out again; anything else
+    as it is."""
     again = copy.deepcopy(result)
     runs = {key: measured(value) for key, value in result.items() if _has_outcomes(value)}
     # each setting by itself
     for name, found in runs.items():
         images = sum(len(some) for one in found for some in one["outcomes"])
-        again[name] |= {**crossed_shares(found), "seeds": len(found), "images": images}
-        again[name]["combinations"] = combinations(found)
+        again[name] |= {**crossed_shares(found), "images": images}
     # gains, prompt by prompt
     for name in [name for name in result if GAIN in name]:
         one, _, other = name.partition(GAIN)
-        again[name] = crossed(rates(runs[one]) - rates(runs[other]), runs[one][0]["tags"])
+        if one in runs and other in runs:
+            gains = rates(runs[one]) - rates(runs[other])
+            again[name] = crossed(gains, runs[one][0]["tags"])
+    return again
+
+
+def summarized(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a demonstration's result with every number that follows from its outcomes, and from
+    its seeds' variety, worked out again."""
+    again = settings_again(result)
+    for value in filter(_has_outcomes, again.values()):
+        value |= {"seeds": len(value["outcomes"]), "combinations": combinations(measured(value))}
     # the variety that a setting has kept, from the shares of its seeds
     for name, some in result["diversity_kept"].items():
         shares = zip(*(some[key]["seeds"] for key in OPEN), strict=True)

@@ -5,7 +5,8 @@ distribution.
 
 The base model and the runs, one per training seed and opened at their best checkpoint, are judged
 on the same prompts from the same noise, without guidance and with that which the demonstration
-found best on validation prompts. Gains are taken per prompt, then averaged over tasks.
+found best on validation prompts. Gains are taken per prompt, then averaged over tasks; the outcome
+of each image is kept, from which all of it can be worked out again.
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 assets/results/trained-checks.json.
 """
@@ -27,6 +28,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.evaluation.crossed_errors import crossed
+from flowrl.runs.compare.records import packed
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open_run import chosen_checkpoint, saved_config
 
@@ -106,7 +108,8 @@ def compared(found: Found) -> dict[str, Any]:
         setting = some[0]["setting"]
         about = {name: setting[name] for name in ("guidance", "steps", "best_of", "prompts")}
         images = sum(one["images"] for one in some)
-        rows[key] = {**crossed_shares(some), "images": images, **about}
+        outcomes = [packed(one["outcomes"]) for one in some]
+        rows[key] = {**crossed_shares(some), "images": images, **about, "outcomes": outcomes}
     for run, base in GAINS:
         gains = rates(found[run]) - rates(found[base])
         rows[f"{run}_minus_{base}"] = crossed(gains, found[base][0]["tags"])

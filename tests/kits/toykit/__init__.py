@@ -155,15 +155,15 @@ class gate:
 
 
 class asleep:
-    """Score as `redness`; once `log` has a line, in the process of `rank`, touch a file beside
-    `file` (.reached) and sleep for ten minutes if `file` is there."""
+    """Score as `redness`; once `log` has a line, in the process whose rank stands in `file`, touch
+    a file beside it (.reached) and sleep for ten minutes."""
 
-    def __init__(self, *, file: str, log: str, rank: int) -> None:
+    def __init__(self, *, file: str, log: str) -> None:
         self.file, self.log = Path(file), Path(log)
-        self.mine = os.environ.get("RANK", "0") == str(rank)
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        if self.mine and self.file.exists() and self.log.exists() and self.log.read_text():
+        begun = self.file.exists() and self.log.exists() and self.log.read_text()
+        if begun and self.file.read_text() == os.environ.get("RANK", "0"):
             self.file.with_suffix(".reached").touch()
             time.sleep(600)
         return redness(batch)

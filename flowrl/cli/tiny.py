@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
@@ -47,11 +46,12 @@ def tiny(
     It needs no download, and the same seed gives the same weights. Its tokenizers know letters
     alone; images of 64 pixels and videos of 5 frames are enough for it.
     """
+    from flowrl.config.functions import functions_of
     from flowrl.models.tiny import save_tiny
 
     options.quiet_libraries()
     for each in plugin:  # adapters of the user's
-        importlib.import_module(each)
+        functions_of(each, "--plugin", each)
     save_tiny(name, folder, seed=seed)
     sizes = "image.height=64 image.width=64"
     said = f"{folder}\nuse it: model.path={folder} {sizes}"

@@ -230,8 +230,12 @@ def _row_gaps(two: Sides, names: Sequence[str]) -> dict[str, float]:
     for name, rows in two.given.rows.items():
         others = two.given_beside.rows.get(name, [])
         if name.split(".")[-1] in names and others:
-            found[name] = max(min(_row_gap(row, other) for other in others) for row in rows)
+            found[name] = max(_nearest(row, others) for row in rows)
     return found
+
+
+def _nearest(row: Tensor, others: Sequence[Tensor]) -> float:
+    return min(_row_gap(row, other) for other in others)
 
 
 def _row_gap(one: Tensor, two: Tensor) -> float:

@@ -243,6 +243,13 @@ def adapters() -> Mapping[str, Callable[..., Any]]:
     return ADAPTERS
 
 
+def function_at(place: str) -> Callable[..., Any]:
+    """Return the function that "module:name" names."""
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def fn_of(pipeline: str) -> str:
     """Return how a config names the adapter of a class of pipelines, "" where it has none."""
     make = adapters().get(pipeline)

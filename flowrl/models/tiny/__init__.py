@@ -3,12 +3,11 @@ without a network: the same bytes for the same seed, with tokenizers of single l
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.files import replacing
-from flowrl.models.facts import Made, adapters
+from flowrl.models.facts import Made, adapters, function_at
 
 
 def tinies() -> dict[str, Made]:
@@ -28,8 +27,6 @@ def save_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"tiny: expected a new or empty folder, got {folder}")
     place, options = known[name]
-    module, _, function = place.partition(":")
-    make = getattr(importlib.import_module(module), function)
     with replacing(folder) as draft:
-        make(draft, seed=seed, **options)
+        function_at(place)(draft, seed=seed, **options)
     return folder

@@ -34,8 +34,13 @@ DEFAULT = "flowrl's default"
 SCORES = ("score", "best_by")  # keys of eval that name rewards
 OF_METHOD = ("weights", "tuned")  # keys of eval that are the method's
 MEMORY = ("micro_batch", "rollout_batch")  # keys of train that are the model's matter
-# keys of train that the included shapes model needs, and no other
-OF_SHAPES = ("iterations", "balance", "warmup", "decay", "decay_to", "start", "guidance")
+# what the included shapes model needs, and no other
+OF_SHAPES = (
+    *("train.iterations", "train.balance", "train.warmup", "train.decay", "train.decay_to"),
+    *("train.start", "train.guidance", "likelihood.reads"),
+)
+ESTIMATES = ("candidate_pairs",)  # credits that compare unfinished images
+ASCENTS = ("reward_ascent", "relative_ascent")  # losses that follow the reward's own gradient
 METHOD = (
     *("plan", "transition", "aggregate", "credit", "segment", "select", "likelihood", "loss", "kl"),
     *("old", "slow", "fake", "surrogate", "optimizer", "parts", "train", "scout"),
@@ -157,12 +162,12 @@ def compose(home: Piece, model: Piece, judged: Judged, name: str, model_name: st
     return Composition(made, marks, f"{home.name} on {model_name}")
 
 
-def published_pair(own: Piece, model_name: str) -> Composition:
-    """Return the config of a method and a model that was published, as it is."""
+def published_pair(own: Piece, model_name: str, where: str = PAIR) -> Composition:
+    """Return the config of a method and a model as it is; `where` marks its published values."""
     marks = {}
     for leaf, _ in leaves(own.raw):
         ours = is_ours(own.notes.get(leaf, ""), leaf.rpartition(".")[2])
-        marks[leaf] = OURS if ours else PAIR
+        marks[leaf] = OURS if ours else where
     return Composition(copy.deepcopy(own.raw), marks, f"{own.name} on {model_name}")
 
 
@@ -185,7 +190,7 @@ def _fit(
     model: Piece,
     judged: Judged,
 ) -> None:
-    """Fit a method's numbers to the model: guidance, learning rate, rows of the network."""
+    """Fit a method's numbers to the model: guidance, grid, learning rate, rows of the network."""
 
     def change(section: str, key: str, piece: Piece, value: Any) -> None:
         made[section][key] = value
@@ -196,6 +201,17 @@ def _fit(
     if not guided and not judged.shapes:
         for key, value in model.raw.get("unguided", {}).items():
             change("model", key, home, value)
+    # numbers of the plan that belong to the model's sigma grid, where the plan has them; a segment
+    # counts the steps of the plan as it is
+    for key, value in model.raw.get("plan", {}).items():
+        if key in made["plan"] and "segment" not in made:
+            change("plan", key, model, value)
+    for one in model.raw.get("instead", ()):
+        section, given = one["section"], made.get(one["section"], {})
+        if one["when"].items() <= given.items():
+            made[section] = {key: given[key] for key in one["keep"] if key in given}
+            for key, value in one["take"].items():
+                change(section, key, model, value)
     # a learning rate is that of LoRA or of all weights
     tuning = home.raw["model"].get("tune", "lora")
     if judged.shapes or tuning != made["model"].get("tune", "lora"):
@@ -203,8 +219,8 @@ def _fit(
             change("optimizer", key, model, value)
     if judged.shapes:
         for key in OF_SHAPES:
-            made["train"].pop(key, None)
-            origin.pop(f"train.{key}", None)
+            section, _, name = key.partition(".")
+            made[section].pop(name, None)
         change("train", "iterations", model, model.raw["train"]["iterations"])
     for key in MEMORY:
         change("train", key, model, model.raw["train"][key])
@@ -214,15 +230,21 @@ def _check_rewards(home: Piece, judged: Judged, model_name: str) -> None:
     """Raise ConfigError where the method's own sections name rewards that the model cannot have."""
     if judged.alike:
         return
-    names = set(home.raw["rewards"])
+    raw, reason = home.raw, ""
+    if raw.get("loss", {}).get("fn") in ASCENTS:
+        reason = "loss follows the gradient of the method's own rewards"
+    elif raw.get("credit", {}).get("fn") in ESTIMATES and not raw["plan"].get("finish"):
+        reason = "credit compares unfinished images by the method's own rewards"
+    names = set(raw["rewards"])
     for key in ("aggregate", "credit", "surrogate", "scout"):
-        found = sorted(names & set(_texts(home.raw.get(key))))
+        found = sorted(names & set(_texts(raw.get(key))))
         if found:
-            raise ConfigError(
-                f"{home.name} on {model_name}: {key} names the method's own rewards "
-                f"{', '.join(found)}, which cannot judge what this model makes; write a config "
-                "with rewards of your own"
-            )
+            reason = f"{key} names the method's own rewards {', '.join(found)}"
+    if reason:
+        raise ConfigError(
+            f"{home.name} on {model_name}: {reason}, which cannot judge what this model makes; "
+            "write a config with rewards of your own"
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:

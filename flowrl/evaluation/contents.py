@@ -57,9 +57,14 @@ def start_content(config: Config) -> Facts:
     return {"start": start} if start else {}
 
 
-def reward_contents(config: Config) -> Facts:
-    """Return the facts of each reward of a config, by its name."""
-    return {name: content_of(call) for name, call in config.rewards.items()}
+def reward_contents(config: Config, made: Mapping[str, Any] | None = None) -> Facts:
+    """Return the facts of each reward of a config, by its name; of one that is made and that other
+    processes host also what they have ``told`` of it."""
+    found: Facts = {}
+    for name, call in config.rewards.items():
+        told = getattr((made or {}).get(name), "told", None)
+        found[name] = {**content_of(call), **({"told": told} if told else {})}
+    return found
 
 
 def own_judge(config: Config) -> dict[str, str]:

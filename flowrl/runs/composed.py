@@ -6,8 +6,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
-from flowrl.config.compose import Composition, Judged, Piece, compose, published_pair, read_piece
+from flowrl.config.compose import (
+    OTHER,
+    PAIR,
+    Composition,
+    Judged,
+    Piece,
+    compose,
+    published_pair,
+    read_piece,
+)
 from flowrl.core.errors import ConfigError, near
 from flowrl.core.shipped_files import (
     MODELS,
@@ -19,12 +29,8 @@ from flowrl.core.shipped_files import (
 )
 from flowrl.runs.catalogue import find_methods, load_methods
 
-TRANSPLANT = re.compile(
-    r"^# (unpublished everything|.*nobody has published this"
-    r"|result +none is published (on|for) (?!.*where we read))",
-    re.MULTILINE,
-)
-"""What the head of a config says whose method was published on other models alone."""
+ELSEWHERE = re.compile(r"^# published +on (\w+)", re.MULTILINE)
+"""What the head of a config says whose values were published on a model that has no config."""
 IN_PART = re.compile(r"^# unpublished", re.MULTILINE)
 SHAPES = "shapes/"
 
@@ -44,12 +50,12 @@ def composed(method: str, model: str | os.PathLike[str], kind: str = "") -> Comp
     name = known or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name).strip("-.") or "model"
     home, own = _home(method, piece)
     if own:
-        return published_pair(home, path)
+        return published_pair(home, path, own)
     tail = home.name.rpartition("/")[2].removesuffix(".yaml")
-    kinds = {one.raw["model"]["fn"]: one.raw["kind"] for one in map(_of_file, list_models())}
     shapes = home.name.startswith(SHAPES)
-    made = kinds.get(home.raw["model"]["fn"], "images")
-    judged = Judged(alike=not shapes and made == piece.raw["kind"], shapes=shapes)
+    made = _classes().get(home.raw["model"]["fn"], {"kind": "images"})["kind"]
+    alike = not shapes and made == piece.raw["kind"]
+    judged = Judged(alike=alike, shapes=shapes)
     run = f"{name}-{tail}".replace("_", "-").lower()
     return compose(home, piece, judged, run, path)
 
@@ -108,42 +114,63 @@ def _other_weights(piece: Piece, path: str) -> Piece:
     return Piece(piece.name, raw, piece.notes, alike=False)
 
 
-def _home(method: str, model: Piece) -> tuple[Piece, bool]:
-    """Return a method's home config, and whether it is published for this very model. Raises
-    ConfigError."""
+def _home(method: str, model: Piece) -> tuple[Piece, str]:
+    """Return a method's home config, and where its values were published if it is of this very
+    model, else "". Raises ConfigError."""
     if not is_method(method):
         name = method.removeprefix("configs/")
         file = resource(name) if name.endswith((".yaml", ".yml")) else config_file(name)
         text = file.read_text(encoding="utf-8")
         piece = read_piece(text, name.removesuffix(".yaml"))
-        return piece, _same(piece, model) and not TRANSPLANT.search(text)
+        return piece, _published(piece, model, text)
     (known,) = find_methods([method])
-    found: list[tuple[tuple[bool, ...], int, Piece]] = []
+    classes = _classes()
+    found: list[tuple[tuple[object, ...], int, Piece, str]] = []
     for place, name in enumerate(known.configs):
         text = config_file(name).read_text(encoding="utf-8")
-        if TRANSPLANT.search(text):
-            continue
         piece = read_piece(text, name)
-        tail = name.rpartition("/")[2]
-        if tail == known.slug and _same(piece, model):
-            return piece, True
+        own = _published(piece, model, text)
         fn = piece.raw["model"]["fn"]
-        # the first are those of this adapter, then the published ones of the method's own name
+        # the first are those of this model, of its adapter, of its kind; then the ones of the
+        # method's own name, those that are published as a whole, and those that are guided alike
+        makes, starts, guides = _differ(classes[fn], model.raw)
         rank = (
             name.startswith(SHAPES),
+            own == "",
             fn != model.raw["model"]["fn"],
-            tail != known.slug,
+            makes,
+            starts,
+            name.rpartition("/")[2] != known.slug,
             IN_PART.search(text) is not None,
+            guides,
         )
-        found.append((rank, place, piece))
-    if not found:
-        raise ConfigError(f"{method}: no config of this method was published, so name one of yours")
-    return min(found, key=lambda one: one[:2])[2], False
+        found.append((rank, place, piece, own))
+    best = min(found, key=lambda one: one[:2])
+    return best[2], best[3]
 
 
-def _same(config: Piece, model: Piece) -> bool:
-    """Say whether a config is of the very weights of a model."""
-    return bool(
-        config.raw["model"]["fn"] == model.raw["model"]["fn"]
-        and config.raw["model"]["path"] == model.raw["model"]["path"]
+def _classes() -> dict[str, dict[str, Any]]:
+    """Return the file of configs/models for each adapter, the first where there are several."""
+    files = [_of_file(name).raw for name in reversed(list_models())]
+    return {file["model"]["fn"]: file for file in files}
+
+
+def _differ(one: dict[str, Any], other: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Say in what two models differ: what is made, whether an image is given, and whether guidance
+    is a difference of two calls, which a method may do without, or an input of the network."""
+    videos, edits = ("videos", "moved images"), ("edits", "moved images")
+    return (
+        (one["kind"] in videos) != (other["kind"] in videos),
+        (one["kind"] in edits) != (other["kind"] in edits),
+        ("unguided" in one) != ("unguided" in other),
     )
+
+
+def _published(config: Piece, model: Piece, text: str) -> str:
+    """Return where a config's values were published: the mark for this pair if it is of the very
+    weights of a model, or another model if its head says so; "" for other weights."""
+    of_model, own = model.raw["model"], config.raw["model"]
+    if own["fn"] != of_model["fn"] or own["path"] != of_model["path"]:
+        return ""
+    elsewhere = ELSEWHERE.search(text)
+    return f"{OTHER} ({elsewhere[1]})" if elsewhere else PAIR

@@ -54,8 +54,7 @@ def run_suite(
     from the same. What is in the folder already is kept. `against`: a folder of the same suite and
     setting, as the base model's; then the report has the paired difference to it. In a `world` of
     several processes each takes its share. `more`: what else belongs to the setting, as a LoRA's
-    scale. `content`: what the target's weights are, as `Target` has it; by default a digest of the
-    model's trained tensors.
+    scale. `content`: of the target's weights, as `Target` has it; else a digest of its tensors.
 
     Returns the report that `summary.json` holds. Raises RunError for a folder of another setting,
     and what rewards and prompts raise.
@@ -68,7 +67,8 @@ def run_suite(
         )
     # all that can fail before the first image
     prompts, rewards = _checked(model, config)
-    setting = {**setting_of(model, config, suite, target, prompts, content), **(more or {})}
+    setting = setting_of(model, config, suite, target, prompts, content) | dict(more or {})
+    setting |= {folder.REWARDS: reward_contents(config, rewards)}
     _check_alike(world, setting)
     other = _other(against, setting) if against is not None else None
     if world.main:
@@ -143,8 +143,8 @@ def setting_of(
     prompts: PromptSet,
     content: Facts | None,
 ) -> dict[str, Any]:
-    """Return all that a score depends on: two scores are comparable where all but the target and
-    its content is equal."""
+    """Return all that a score depends on but the rewards' content: two scores are comparable where
+    all but the target and its content is equal."""
     if content is None:
         content = {**drawing_content(config), "trained": facts_of_tensors(model.trainable())}
     # the best of several images is another score
@@ -171,7 +171,6 @@ def setting_of(
         "batch": config.eval.batch,
         "flowrl": __version__,
         folder.MODEL: content,
-        folder.REWARDS: reward_contents(config),
     }
 
 

@@ -117,6 +117,12 @@ class remote:
         self._endpoints = Endpoints(self.urls, rest=2 * backoff)
         self._said = -SAY_EVERY  # time.monotonic() of the last message
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """Return the settings of the hosted reward, as servers told them; {} where none did."""
+        known = [said.settings for said in self._told.values() if said.settings]
+        return dict(known[0]) if known else {}
+
     def probe(self) -> None:
         """Ask every server for the reward. Raises RewardError if none answers, ConfigError."""
         run(self._probe())

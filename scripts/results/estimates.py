@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "assets" / "results", ROOT / "docs" / "memory.md"
 PLAIN, FITTED = RESULTS / "estimates.json", RESULTS / "profiles.json"
 FAST = ("sd3", "flux", "flux_kontext", "qwen_image", "z_image", "flux2_klein", "flux2", "wan")
-VIDEO = ("wan/flow_grpo_fast_ti2v", "wan/flow_grpo_fast_22", "wan/flow_grpo_fast_i2v")
-LARGE = ("wan/branch_grpo", "wan/dance_grpo", "wan/branch_grpo_22", "wan/diffusion_nft_22")
+VIDEO = ("wan/flow_grpo_fast_22", "wan/flow_grpo_fast_i2v")
+LARGE = ("wan/branch_grpo", "wan/dance_grpo")
 EDIT = "qwen_edit_plus/flow_grpo_fast"
 CONFIGS = (*(f"{model}/flow_grpo_fast" for model in FAST), *VIDEO, EDIT, *LARGE)
 """Flow-GRPO-Fast on the released models, and the largest methods on Wan."""

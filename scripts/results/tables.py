@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     "config_docs",
     "method_docs",
+    "pairs",
     "gains",
     "methods",
     "quickstart",

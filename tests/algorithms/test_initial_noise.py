@@ -186,6 +186,11 @@ def test_options_that_cannot_be_are_refused(make: object, message: str) -> None:
         make()  # type: ignore[operator]
 
 
+def test_a_vector_that_the_model_does_not_have_is_named_with_those_it_has() -> None:
+    with pytest.raises(ConfigError, match="reads='pooled' is no vector of a prompt.*it has text"):
+        prior(reads="pooled").extend(LinearFlow(), SHAPE)
+
+
 class _Editor(LinearFlow):
     """A toy that only encodes prompts with their sources, as an editor does."""
 

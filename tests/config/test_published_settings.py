@@ -139,24 +139,11 @@ def test_when_gardo_refreshes_its_reference() -> None:
 def test_settings_that_only_some_scripts_have() -> None:
     """No script of DanceGRPO for video averages weights (15cc71d). Flow-OPD's config of several
     domains has 1e-4 (434ab16). DenseGRPO's coefficient is Flow-GRPO's, of its later code."""
-    for name in ("wan/dance_grpo", "wan/dance_grpo_i2v"):
-        assert load_config(name).train.ema == 0
+    assert load_config("wan/dance_grpo").train.ema == 0
     opd, dense = load_config("sd3/flow_opd"), load_config("sd3/dense_grpo")
     assert (opd.lr, opd.train.prompts, opd.train.group) == (1e-4, 16, 16)
     assert dense.kl is not None and dense.kl.kwargs["divide_by"] == "g"
     assert dense.kl_beta == 0.01
-
-
-def test_dance_grpo_from_an_image() -> None:
-    """XueZeyue/DanceGRPO at 15cc71d, scripts/finetune/finetune_skyreels_i2v.sh: its arguments, and
-    an optimizer step after 8 of the 8 videos of a prompt; no video is left out."""
-    config = load_config("wan/dance_grpo_i2v")
-    plan, train = config.plan.kwargs, config.train
-    assert (plan["steps"], plan["noise_scale"], plan["ode_last"]) == (16, 0.3, 1)
-    assert (config.model.kwargs["flow_shift"], config.model.kwargs["guidance"]) == (7.0, 5.0)
-    assert (train.group, train.updates, train.iterations, train.same_noise) == (8, 1, 121, True)
-    (part,) = config.select
-    assert (part.fn, part.kwargs["share"]) == ("fraction", 0.6)
 
 
 def test_wans_configs_have_the_pipelines_number_of_text_tokens() -> None:
@@ -171,7 +158,7 @@ def test_wans_configs_have_the_pipelines_number_of_text_tokens() -> None:
 
 FLUX = (
     *("flow_grpo", "flow_grpo_cps", "flow_grpo_fast", "flow_grpo_geneval", "flow_grpo_ocr"),
-    *("grpo_guard", "tp_grpo", "vgpo", "awm", "diffusion_nft", "paco_rl"),
+    *("grpo_guard", "tp_grpo", "awm", "diffusion_nft", "paco_rl"),
 )
 KONTEXT = [name for name in list_configs() if name.startswith("flux_kontext/")]
 LAYERS = {

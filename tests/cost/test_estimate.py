@@ -31,6 +31,7 @@ from flowrl.cost.memory import QUANTISED, kept_memory
 from flowrl.cost.meta_run import _inputs, meta_run, workload_of
 from flowrl.cost.report import calls, estimate_text, memory
 from flowrl.models.pipeline import pipeline
+from flowrl.runs.composed import composed
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.run import OverlapWarning
 from flowrl.training.trainer import Trainer
@@ -251,12 +252,12 @@ def test_references_of_flux2_are_tokens_of_their_own(tmp_path: Path, count: int)
 )
 def test_what_the_adapter_of_ti2v_refuses_an_estimate_refuses(change: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
-        workload_of(load_config("wan/flow_grpo_fast_ti2v", [change]))
+        workload_of(load_config(composed("flow_grpo_fast", "wan_ti2v"), [change]))
 
 
 def test_tokens_of_ti2v_have_times_of_their_own() -> None:
     """By hand: 256 pixels are 16 x 16 latents, 8 x 8 tokens, at two moments; 2.1 has one time."""
-    work = workload_of(load_config("wan/flow_grpo_fast_ti2v"))
+    work = workload_of(load_config(composed("flow_grpo_fast", "wan_ti2v")))
     given = _inputs(work._replace(guided=False), 2)
     assert given["hidden_states"].shape == (2, 48, 2, 16, 16)
     assert given["timestep"].shape == (2, 128)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
 import pytest
@@ -179,11 +179,9 @@ def halves(
     return whole, second, metrics
 
 
-def rise(curves: list[list[float]], count: int) -> tuple[float, float]:
-    """Compare the last `count` iterations of each run with its first -> the mean change, and it in
-    standard errors."""
-    gains = [mean(curve[-count:]) - mean(curve[:count]) for curve in curves]
-    return mean(gains), mean(gains) / (stdev(gains) / math.sqrt(len(gains)))
+def rise(curve: list[float], count: int) -> float:
+    """Compare the last `count` iterations of a run with its first -> the change of the mean."""
+    return mean(curve[-count:]) - mean(curve[:count])
 
 
 def files_of(trainer: Trainer, folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import aurakit
 import diffusers
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from flowrl.cli.main import main
 from flowrl.models.facts import adapters, fn_of
+from flowrl.models.options import ADAPTERS
 from flowrl.models.tiny import save_tiny
 
 pytestmark = pytest.mark.integration
@@ -28,8 +30,18 @@ SMALL = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plugin() -> Iterator[Any]:
+    """The plugin, whose adapter no other test is to meet."""
+    import aurakit
+
+    ADAPTERS["AuraFlowPipeline"] = aurakit.aura
+    yield aurakit
+    del ADAPTERS["AuraFlowPipeline"]
+
+
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(plugin: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny("aura", tmp_path_factory.mktemp("aura") / "base")
 
 
@@ -39,9 +51,9 @@ def config_of(base: Path) -> list[str]:
     return ["shapes/flow_grpo", model, *SMALL]
 
 
-def test_the_path_finds_it(base: Path) -> None:
+def test_the_path_finds_it(base: Path, plugin: Any) -> None:
     assert fn_of("AuraFlowPipeline") == "aurakit.aura"
-    assert adapters()["AuraFlowPipeline"] is aurakit.aura
+    assert adapters()["AuraFlowPipeline"] is plugin.aura
     assert diffusers.AuraFlowPipeline.from_pretrained(base).transformer.config.in_channels == 4
 
 

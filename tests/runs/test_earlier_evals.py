@@ -96,7 +96,7 @@ def test_a_reward_of_the_user_s_own_that_changed_judges_otherwise(
         importlib.invalidate_caches()
         own = (*SHORT, "rewards.mine={fn: minejudge.mine}", "eval.score=mine", *more)
         config = load_config(tmp_path / "toy.yaml", own, ("toykit", "minejudge"))
-        return train(config, tmp_path / "run", resume="auto", quiet=True)
+        return train(config, tmp_path / "run", resume="auto", quiet=channel == 0)
 
     goes_on(0)
     old = (tmp_path / "run" / EVALS).read_bytes()

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 from runkit import rows
 from safetensors.torch import load_file, save_file
-from toykit import toy, write_toy
+from serving import served
+from toykit import redness, toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
@@ -26,6 +27,9 @@ from flowrl.evaluation.measures.of_images import Tools
 from flowrl.runs import sweep as sweeping
 from flowrl.runs.suite import run_suite
 from flowrl.runs.sweep import SweepRequest
+from rewards.remote.http import make_app
+from rewards.remote.read_request import RequestLimits
+from rewards.remote.request_queue import RequestQueue
 
 RED = "rewards={red: {fn: toykit.redness}}"
 
@@ -165,6 +169,32 @@ def test_a_reward_whose_source_or_weights_changed(
     count = len(rows(out / "scores.jsonl"))
     scored(own("0.75"), out)
     assert len(rows(out / "scores.jsonl")) == count == 36
+
+
+def test_a_hosted_reward_that_changed_at_its_address(tmp_path: Path) -> None:
+    """The config and the client are the same: what the server tells of its reward is another."""
+    queue = RequestQueue({"red": redness}, max_wait_s=0)
+    out, port = tmp_path / "out", 0
+
+    def hosted(mode: str) -> Any:
+        told = {"red": {"fn": "shapes", "mode": mode}}
+        return served(make_app(queue, RequestLimits(), b"", told), port)
+
+    def config(url: str) -> Config:
+        own = [f"rewards={{red: {{fn: remote, urls: ['{url}']}}}}"]
+        return load_config(write_toy(tmp_path / "toy"), own, ("toykit",))
+
+    with hosted("strict") as url:
+        scored(config(url), out)
+        port = int(url.rpartition(":")[2])
+        count = len(rows(out / "scores.jsonl"))
+        scored(config(url), out)
+        assert len(rows(out / "scores.jsonl")) == count
+    changed = r"changed since.*red\.told\.mode: strict and graded; they are scored anew"
+    with hosted("graded"), pytest.warns(UserWarning, match=changed):
+        scored(config(url), out)
+    assert len(rows(out / "scores.jsonl")) == 2 * count
+    queue.close()
 
 
 def test_images_that_prompts_and_rewards_name(tmp_path: Path, own: Callable[[str], Config]) -> None:

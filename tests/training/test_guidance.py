@@ -16,6 +16,7 @@ from toykit import toy
 from trainkit import watch
 
 from flowrl.algorithms.nodes import trained_nodes
+from flowrl.config.compose import Composition
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.seeds import NodeStreams
@@ -24,6 +25,7 @@ from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.wan import wan
+from flowrl.runs.composed import composed
 from flowrl.training.guidance import guides_reference
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
@@ -165,18 +167,21 @@ def test_an_estimate_counts_it_in_sampling_alone(tmp_path: Path) -> None:
     assert more == without.forecast.work.nfe
 
 
+TOLD = composed("sd3/diffusion_nft", "flux2")  # guidance is an input of its network
+
+
 @pytest.mark.parametrize(
     ("key", "config", "says"),
     [
         ("", "shapes/flow_grpo", "likelihood reverse trains what the sampler drew.*model.guidance"),
         ("", "shapes/find", "likelihood prior trains what the sampler drew"),
         ("", "shapes/diffusion_dpo_offline", "plan pairs samples nothing"),
-        ("", "flux2/diffusion_nft", "is told its guidance as a number"),
+        ("", TOLD, "is told its guidance as a number"),
         ("reference_", "shapes/flow_grpo", "loss ppo_clip measures from no base model"),
-        ("reference_", "flux2/diffusion_nft", "is told its guidance as a number"),
+        ("reference_", TOLD, "is told its guidance as a number"),
     ],
 )
-def test_what_has_no_use_for_it(key: str, config: str, says: str) -> None:
+def test_what_has_no_use_for_it(key: str, config: str | Composition, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)guidance.*{says}"):
         check_plan(load_config(config, [f"train.{key}guidance={SCALE}"]))
 

@@ -13,7 +13,7 @@ from trainkit import rise
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
-ITERATIONS, SEEDS = 50, 5
+ITERATIONS, SEEDS = 50, 3
 SETTING = [
     "model={fn: toykit.linear, channels: 2}",
     "image.height=8",
@@ -41,34 +41,29 @@ def rewards(folder: Path, *options: str, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("weight", [1, -1])
-def test_the_reward_rises_by_more_than_five_standard_errors(tmp_path: Path, weight: int) -> None:
+def test_the_reward_rises_with_every_seed(tmp_path: Path, weight: int) -> None:
     """Mean red minus mean green of images, in [-1, 1]; with weight -1 it has to fall.
 
-    Measured: +0.38 (45 standard errors) and -0.40 (52); with seeds 5 to 19 at least 0.38 and 10.
-    False alarms: the seeds are fixed, so a pass stays one. Where the noise changes (another torch),
-    a change of 0 would pass with the chance that Student's t with 4 degrees of freedom exceeds 5,
-    0.4 %, and only if all blocks of ten rise, too.
+    Measured: +0.37 to +0.42 and -0.40 to -0.51; the control below moves by 0.01 to 0.04.
     """
     curves = [rewards(tmp_path, f"rewards.red.weight={weight}", seed=seed) for seed in range(SEEDS)]
-    gain, errors = rise(curves, 10)
+    gains = [weight * rise(curve, 10) for curve in curves]
     blocks = []
     for i in range(0, ITERATIONS, 10):
         blocks.append(mean(mean(curve[i : i + 10]) for curve in curves))
-    print(f"weight {weight}: gain {gain:.3f}, {errors:.1f} standard errors, blocks of ten {blocks}")
-    assert weight * gain > 0.2 and weight * errors > 5
+    print(f"weight {weight}: gains {gains}, blocks of ten {blocks}")
+    assert min(gains) > 0.2
     assert blocks == sorted(blocks, reverse=weight < 0), (
         "averaged over seeds, each ten iterations add to the last"
     )
 
 
 def test_without_a_signal_nothing_is_learnt(tmp_path: Path) -> None:
-    """The control: images are scored by chance. Measured: -0.05; with seeds 5 to 19 at most 0.06
-    either way."""
+    """The control: images are scored by chance."""
     options = ("rewards.noise={fn: toykit.noise}", "rewards.red.weight=0")
-    curves = [
-        rewards(tmp_path, *options, f"rewards.noise.seed={seed}", seed=seed)
-        for seed in range(SEEDS)
-    ]
-    gain, errors = rise(curves, 10)
-    print(f"no signal: gain {gain:.3f}, {errors:.1f} standard errors")
-    assert abs(gain) < 0.15
+    gains = []
+    for seed in range(SEEDS):
+        curve = rewards(tmp_path, *options, f"rewards.noise.seed={seed}", seed=seed)
+        gains.append(rise(curve, 10))
+    print(f"no signal: gains {gains}")
+    assert max(map(abs, gains)) < 0.15

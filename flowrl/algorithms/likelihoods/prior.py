@@ -41,8 +41,8 @@ class prior:
     **Differs:** FIND's code scores the noise against N(0, 1) for ever; here the old policy is the
     one that sampled.
 
-    Raises: ConfigError for a spread that is not above 0, `reads` beside `own`, or a `start` from
-    noise without `own`.
+    Raises: ConfigError for a spread that is not above 0, `reads` beside `own` or of what the model
+    does not have, or a `start` from noise without `own`.
     """
 
     trains: Literal["roots"] = "roots"
@@ -99,13 +99,24 @@ class prior:
                 mean[row] = torch.randn(shape, generator=stream)
         self.parameters = {"prior.mean": nn.Parameter(mean.to(device))}
         if self.reads:
-            width = cond[self.reads].shape[-1]
+            width = self._vector(cond).shape[-1]
             zeros = torch.zeros(*shape, width, device=device)
             self.parameters["prior.text"] = nn.Parameter(zeros)
         if self.learn_spread:
             full = torch.full(size, self.spread, device=device)
             self.parameters["prior.spread"] = nn.Parameter(full)
         return _ModelWithPrior(model, self)  # type: ignore[return-value]
+
+    def _vector(self, cond: Cond) -> Tensor:
+        """Return the conditioning that the mean is linear in [G, D]. Raises ConfigError."""
+        floats = {name: value for name, value in cond.items() if value.is_floating_point()}
+        vectors = sorted(name for name, value in floats.items() if value.dim() == 2)
+        if self.reads not in vectors:
+            raise ConfigError(
+                f"likelihood prior: reads={self.reads!r} is no vector of a prompt that this model "
+                f"has; it has {', '.join(vectors) or 'none'}: take one of these, or leave it out"
+            )
+        return cond[self.reads]
 
     def mean(self, cond: Cond, count: int) -> Tensor:
         """Return the mean of the initial noise for conditioning {name: [R, ...]} -> [R, *]."""

@@ -1,0 +1,186 @@
+"""Put every method on every model of configs/models, and say what came of each pair.
+
+    python scripts/results/pairs.py               # bind each pair, and rehearse its plan
+    python scripts/results/pairs.py --train 150   # and train so many on tiny weights; goes on
+
+Writes assets/results/pairs.json; `tables.py` makes the matrix of docs/methods.md from it, and
+tests/runs/test_every_pair.py fails while it says something else than the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from figures import between, fixed, wrapped
+from torch import Tensor
+
+from flowrl.config.compose import PAIR
+from flowrl.config.load import load_config
+from flowrl.core.errors import FlowRLError
+from flowrl.core.files import write_text
+from flowrl.core.installation import environment
+from flowrl.core.shipped_files import list_models
+from flowrl.core.tables import markdown_table
+from flowrl.core.types import FlowModel
+from flowrl.runs.catalogue import load_methods
+from flowrl.runs.composed import composed
+from flowrl.runs.rehearse import rehearse
+from flowrl.runs.stop import Interrupted
+from flowrl.training.checks import check_levels
+from flowrl.training.method import method_of
+from flowrl.training.rehearsal import check_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE, PAGE = ROOT / "assets" / "results" / "pairs.json", ROOT / "docs" / "methods.md"
+PUBLISHED, COMPOSED, REFUSED = "published", "composed", "refused"
+CELLS = {PUBLISHED: "P", COMPOSED: "c", REFUSED: "-"}
+SEED = 50
+TRAINED = " trained"  # ends what is said of a pair that was
+TIMESTEPS = ("sd15", "sdxl")  # adapters that know the noise levels of their sampler alone
+Outcomes = dict[str, dict[str, str]]
+
+
+class OfTimesteps:
+    """Stand in for a model that knows the noise levels of its training timesteps alone."""
+
+    discrete_levels = True
+
+    def sigmas(self, steps: int, *_: int) -> Tensor:
+        """Return a grid [steps + 1]; which one does not matter."""
+        return torch.linspace(1, 0, steps + 1)
+
+
+def bind(method: str, model: str) -> str:
+    """Bind a pair and rehearse its plan -> "published: CONFIG", "composed: HOME" or "refused: "
+    with the message."""
+    try:
+        made = composed(method, model)
+        still = made.get("surrogate", {}).get("alone", 0)  # iterations that train it alone
+        config = load_config(made, [f"train.iterations={still + 2}"], need_rewards=False)
+        check_plan(config)
+        if config.model.fn in TIMESTEPS:
+            check_levels(config, method_of(config), cast("FlowModel", OfTimesteps()))
+    except FlowRLError as error:
+        return f"{REFUSED}: {error}"
+    home = made.source.partition(" on ")[0]
+    return f"{PUBLISHED if PAIR in made.marks.values() else COMPOSED}: {home}"
+
+
+def outcomes(model: str) -> dict[str, str]:
+    """Bind every method on a model -> what came of each."""
+    return {method.slug: bind(method.slug, model) for method in load_methods()}
+
+
+def drawn(found: Outcomes, count: int) -> list[tuple[str, str]]:
+    """Draw pairs (method, model) that are not refused, by a seed: each method and each model comes
+    before one comes again."""
+    chance, models = random.Random(SEED), list_models()
+    chance.shuffle(models)
+    methods = chance.sample([*found[models[0]]], len(found[models[0]]))
+    pairs = []
+    for turn in range(len(models)):
+        for place, method in enumerate(methods):
+            model = models[(place + turn) % len(models)]
+            if not found[model][method].startswith(REFUSED):
+                pairs.append((method, model))
+    return pairs[:count]
+
+
+def trained(method: str, model: str) -> dict[str, Any]:
+    """Train one iteration of a pair on tiny random weights -> its row."""
+    started = time.monotonic()
+    try:
+        said = f"{rehearse(composed(method, model), [], [], quiet=True).pipeline}{TRAINED}"
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, the file says it
+        said = f"{type(error).__name__}: {error}"
+    return {
+        "method": method,
+        "model": model,
+        "said": said,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def read() -> Outcomes:
+    """Return the outcomes of the file: model -> method -> what came of the pair."""
+    found: Outcomes = json.loads(FILE.read_text(encoding="utf-8"))["pairs"]
+    return found
+
+
+def write(found: Outcomes, rows: list[dict[str, Any]]) -> None:
+    """Write the file, a line for each model and for each pair that was trained."""
+    models = [f"{json.dumps(model)}: {json.dumps(one)}" for model, one in found.items()]
+    trained = map(json.dumps, rows)
+    parts = {
+        "pairs": "{\n" + ",\n".join(models) + "\n}",
+        "seed": f"{SEED}",
+        "trained": "[\n" + ",\n".join(trained) + "\n]",
+        "environment": json.dumps(environment()),
+    }
+    sections = [f'"{name}": {text}' for name, text in parts.items()]
+    write_text(FILE, "{\n" + ",\n".join(sections) + "\n}\n")
+
+
+def main() -> None:
+    """Bind all pairs; train some of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--train", type=int, default=0, metavar="PAIRS")
+    count = parser.parse_args().train
+    found = {model: outcomes(model) for model in list_models()}
+    rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"] if FILE.exists() else []
+    write(found, rows)
+    if not count:
+        return
+    # a pair that was trained is not trained again
+    done = {(row["method"], row["model"]): row for row in rows if row["said"].endswith(TRAINED)}
+    pairs = drawn(found, count)
+    for pair in pairs:
+        if pair not in done:
+            done[pair] = trained(*pair)
+        write(found, [done[one] for one in pairs if one in done])
+
+
+# ------------------------------------------------------------------------------------ the matrix
+
+
+def matrix(text: str) -> str:
+    """Put a row for each method between the marks, a column for each model, and why not."""
+    found = read()
+    table = [["method", *(f"`{model}`" for model in found)]]
+    reasons: dict[str, list[str]] = {}
+    for method in load_methods():
+        said = [found[model][method.slug].partition(": ") for model in found]
+        table.append([f"`{method.slug}`", *(CELLS[kind] for kind, _, _ in said)])
+        for model, (kind, _, why) in zip(found, said, strict=True):
+            if kind == REFUSED:
+                why = why.replace(f" on {model}", "")
+                reasons.setdefault(f"`{method.slug}`: {why}", []).append(model)
+    cells = [cell.partition(": ")[0] for one in found.values() for cell in one.values()]
+    summary = ", ".join(f"{cells.count(kind)} {kind}" for kind in CELLS)
+    lines = [f"- {why} ({', '.join(models)})" for why, models in reasons.items()]
+    why = "\n".join(wrapped(line, "  ") for line in lines)
+    rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"]
+    minutes = fixed(sum(row["seconds"] for row in rows) / 60)
+    tried = f"{summary}; {len(rows)} pairs, drawn by a seed, trained one iteration on tiny weights"
+    told = wrapped(f"{len(cells)} pairs: {tried} ({minutes} minutes).")
+    return between(text, "pairs: table", "pairs: end", [markdown_table(table), told, why])
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """Return what fills the matrix of docs/methods.md."""
+    return [(PAGE, matrix)]
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from flowrl.core.processes import sharded
 from flowrl.core.types import FlowModel
 from flowrl.models.by_call.fence import fence
 from flowrl.models.by_call.model import EditingPipelineCall, PipelineCall
-from flowrl.models.by_call.noise import NoiseCall
+from flowrl.models.by_call.noise import EditingNoiseCall, NoiseCall
 from flowrl.models.by_call.options import (
     PipelineCallOptions,
     check_class,
@@ -145,8 +145,6 @@ def _tuned(
     """Tune a loaded pipeline's network, and wrap it; one that predicts ``noise`` gets DDIM."""
     pipe = loaded.pipeline
     if noise:
-        if options.sources:
-            raise ModelError("model.sources: not of a pipeline that predicts noise")
         # DDIM lands on its own timesteps under two ways to space them
         own = pipe.scheduler.config.get("timestep_spacing", SPACINGS[0])
         spacing = None if own in SPACINGS else SPACINGS[0]
@@ -167,11 +165,16 @@ def _tuned(
             f"{type(pipe).__name__}: LoRA on {', '.join(tuning.targets)} (model.lora.targets)",
             file=sys.stderr,
         )
+    if options.tiles:
+        decoder = getattr(pipe, "vae", None)
+        if not hasattr(decoder, "enable_tiling"):
+            raise ModelError(f"model.tiles: a {type(pipe).__name__} does not decode in tiles")
+        decoder.enable_tiling()
     if options.tune != "none":
         warn_if_distilled(options.path)
     tuned = TunedPipeline(loaded, tuning, network=networks[0], joined=joined, texts=KeyedTexts)
-    plain = NoiseCall if noise else PipelineCall
-    model = (EditingPipelineCall if options.sources else plain)(tuned, options, fence)
+    kinds = (EditingNoiseCall, NoiseCall) if noise else (EditingPipelineCall, PipelineCall)
+    model = kinds[not options.sources](tuned, options, fence)
     model.networks = {name: getattr(pipe, name) for name in networks}
     return model
 

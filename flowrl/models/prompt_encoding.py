@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
+from transformers import ProcessorMixin
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.files import replacing
@@ -176,7 +177,9 @@ def readers_of(tokenizers: Sequence[Any], *, t5_tokens: int | None) -> list[Read
     """Return what reads prompts in a pipeline: CLIP up to its own limit, T5, or a language model in
     its place, up to ``t5_tokens``."""
     readers = []
-    for tokenizer in tokenizers:
+    for part in tokenizers:
+        # the processor of a language model that sees has one of its own
+        tokenizer = part.tokenizer if isinstance(part, ProcessorMixin) else part
         if type(tokenizer).__name__.startswith("T5"):
             readers.append(Reader("T5", tokenizer, t5_tokens or MOST_T5_TOKENS))
         elif type(tokenizer).__name__.startswith("Qwen"):

@@ -313,7 +313,8 @@ class TunedPipeline:
     @contextmanager
     def whole_at_work(self) -> Iterator[None]:
         """Hold all parts that there are on the device."""
-        with self._on_device([part for part in self._parts() if part is not self.network]):
+        trained = {self.network, *self.network.children()}
+        with self._on_device([part for part in self._parts() if part not in trained]):
             yield
 
     @contextmanager

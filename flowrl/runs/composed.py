@@ -125,7 +125,7 @@ def _home(method: str, model: Piece) -> tuple[Piece, str]:
         return piece, _published(piece, model, text)
     (known,) = find_methods([method])
     classes = _classes()
-    found: list[tuple[tuple[object, ...], int, Piece, str]] = []
+    found: list[tuple[tuple[bool, ...], int, Piece, str]] = []
     for place, name in enumerate(known.configs):
         text = config_file(name).read_text(encoding="utf-8")
         piece = read_piece(text, name)

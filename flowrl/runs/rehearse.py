@@ -41,6 +41,8 @@ RECORDS = 4  # of a list of prompts
 SMALL = {"frames": 5, "source_pixels": SIDE**2, "seen_pixels": 96**2}
 # of model.runtime: what a CPU lacks, or takes minutes for
 ACCELERATED = {"compile": False, "cuda_graphs": False, "quantize": "none", "attention": "auto"}
+BY_CALL = "pipeline"  # asked by its own call
+CUT = ("max_sequence_length",)  # of a call: the tokenizers know letters, so texts are long
 BLIND = ("shapes_edit",)  # without a network, but sees no difference where a random one drew
 # so many prompts and images of each, the first that the method takes
 SIZES = ((2, 4), (2, 8), (4, 8), (2, 0), (0, 0))
@@ -88,9 +90,13 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="flowrl-rehearsal-") as name:
         folder = Path(name)
         # a model that is none of diffusers' is small, or the user's own: it is taken as it is
-        facts = facts_of(whole)
+        adapter, facts = whole.model.fn, facts_of(whole)
         pipeline = facts.tiny_for(architecture_of(whole).settings) if facts else ""
+        if adapter == BY_CALL:
+            pipeline = _class_of(whole)
         changes = _small_model(whole, save_tiny(pipeline, folder / "model")) if pipeline else []
+        if adapter == BY_CALL and pipeline:
+            changes += _small_call(whole, pipeline)
         changes += [*_small_lists(whole, folder), *_short_run(whole)]
         config, stood_in = _small_batch(source, [*overrides, *changes], plugins)
         summary = train(config, folder / "run", quiet=quiet)
@@ -113,6 +119,28 @@ def _small_model(config: Config, folder: Path) -> list[str]:
     if kwargs.get("dtype") == "float16":
         changes.append("model.dtype=float32")
     return changes
+
+
+def _class_of(config: Config) -> str:
+    from flowrl.models.tiny.classes import class_at
+
+    return class_at(config.model.kwargs["path"])
+
+
+def _small_call(config: Config, name: str) -> list[str]:
+    """Return overrides that the tiny pipeline of a class needs in its call."""
+    from flowrl.models.tiny.classes import CLASSES
+
+    tiny, (height, width) = dict(CLASSES[name].options), CLASSES[name].size
+    call = tiny.pop("call")
+    changes = [f"image.height={height}", f"image.width={width}"]
+    changes += ["model.lora=null"] if tiny.get("tune") == "full" else []
+    changes += [f"model.{key}={json.dumps(value)}" for key, value in tiny.items()]
+    given = config.model.kwargs.get("call") or {}
+    merged = {**given, **{key: value for key, value in call.items() if key not in given}}
+    for key in CUT:
+        merged |= {key: call[key]} if key in call else {}
+    return [*changes, f"model.call={json.dumps(merged)}"]
 
 
 def _small_lists(config: Config, folder: Path) -> list[str]:
@@ -142,7 +170,8 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
         for record in records:
             record[IMAGE] = f"{file}"
     facts = facts_of(config)
-    if facts is None or facts.sources != "always":
+    always = facts is not None and facts.sources == "always"
+    if not always and not config.model.kwargs.get("sources"):
         return
     for record in records:
         names = record.get(SOURCE)

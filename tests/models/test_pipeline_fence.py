@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import tiny_sd3
 from tinypipelines import TINY, save, tiny_pipeline
+from tinywan import tiny_wan22
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
@@ -244,9 +245,18 @@ def test_a_pipeline_that_cannot_be_asked_is_refused() -> None:
     own = broken(LUMINA, __call__=lambda self, prompt, latents=None: None)
     with pytest.raises(ModelError, match="custom pipelines need an adapter"):
         from_pipeline(own)
-    blind = torch.no_grad()(lambda self, prompt=None: None)
-    with pytest.raises(ModelError, match="no argument 'latents'"):
-        from_pipeline(broken(LUMINA, __call__=blind))
+    for takes, said in (
+        (lambda self, latents=None: None, "reads no prompt"),
+        (lambda self, prompt, image, strength=0.6: None, "starts from a noised image"),
+        (lambda self, prompt, control_image=None: None, "is led by a control image"),
+        (lambda self, prompt, mask_image=None: None, "fills a masked part"),
+        (lambda self, prompt, audio_latents=None: None, "moves its sound with its video"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            from_pipeline(broken(LUMINA, __call__=torch.no_grad()(takes)))
+    staged = broken(LUMINA, _load_connected_pipes=True)
+    with pytest.raises(ModelError, match="runs other pipelines inside"):
+        from_pipeline(staged)
     with pytest.raises(ModelError, match="expected a pipeline of diffusers, got a Lumina2Transf"):
         from_pipeline(pipe.transformer)
 
@@ -308,7 +318,113 @@ def test_texts_are_kept_on_disk_and_read_again(name: str, tmp_path: Path) -> Non
         x = torch.randn(1, *model.latent_shape(*SIZE), generator=torch.Generator().manual_seed(0))
         v = model.velocity(x, torch.tensor([0.5]), model.encode(["a red cube"]))
         found.append(v.detach())
-        asked = model._memory.asked if model._memory is not None else 0
+        asked = sum(reader.asked for reader in model._readers.values())
         loaded = model._pipeline.text_encoder is not None
     assert torch.equal(*found)
     assert (asked, loaded) == (0, False)
+
+
+# ------------------------------------------------------------------- how a pipeline is asked
+
+
+@pytest.mark.parametrize("name", ["Kandinsky5T2VPipeline", "Kandinsky3Pipeline"])
+def test_velocities_are_those_of_the_state_that_is_asked_about(name: str) -> None:
+    """One whose latents, where they are given, lack the channels of an image: x stands in for the
+    noise that it draws. And one whose tensors of images are in [-1, 1]."""
+    model: Any = from_pipeline(tiny_pipeline(name), **TINY[name].options)
+    model.pass_fence(4, *SIZE)
+    assert (model.layout(*SIZE).draw is not None) == (name == "Kandinsky5T2VPipeline")
+    assert model.raw_images == (name == "Kandinsky3Pipeline")
+    x = torch.randn(2, *model.latent_shape(*SIZE), generator=torch.Generator().manual_seed(0))
+    sigma = model.sigmas(4, *SIZE)[1].expand(2)
+    cond = model.encode(["a red cube", "a red cube"])
+    with torch.no_grad():
+        first, second = model.velocity(x, sigma, cond)
+        again = model.velocity(x[1:], sigma[1:], {"text": cond["text"][1:]})[0]
+        images = model.decode(x[:1])
+    assert relative(first, second) > 1e-2 and relative(again, second) < 1e-5
+    assert float(images.min()) >= 0 and float(images.max()) <= 1
+
+
+def test_what_a_language_model_writes_is_drawn_once_and_leaves_the_stream_alone() -> None:
+    model: Any = from_pipeline(
+        tiny_pipeline("GlmImagePipeline"), **TINY["GlmImagePipeline"].options
+    )
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    x = torch.randn(1, *model.latent_shape(*SIZE), generator=torch.Generator().manual_seed(0))
+    sigma = model.sigmas(4, *SIZE)[:1]
+    found = [model.velocity(x, sigma, model.encode(["a red cube"])) for _ in range(2)]
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(*found)
+    asked = model._readers["generate_prior_tokens"].asked
+    model.velocity(x, sigma, model.encode(["a red cube"]))
+    assert model._readers["generate_prior_tokens"].asked == asked > 0
+
+
+def test_a_template_stands_around_every_prompt() -> None:
+    from flowrl.models.by_call.options import PipelineCallOptions
+    from flowrl.models.options import checked_options
+
+    plain = checked_options(PipelineCallOptions, path="a", template="a photo of {prompt}")
+    assert plain.worded("a cat") == "a photo of a cat"
+    told = checked_options(PipelineCallOptions, path="a", template='{"edit": "{prompt}"}')
+    assert told.worded('a "red" cat') == '{"edit": "a \\"red\\" cat"}'
+    with pytest.raises(ConfigError, match="expected a text with {prompt} in it"):
+        checked_options(PipelineCallOptions, path="a", template="a photo")
+
+
+def test_a_decoder_of_tiles_needs_to_be_told() -> None:
+    options = {key: v for key, v in TINY["AllegroPipeline"].options.items() if key != "tiles"}
+    with pytest.raises(ModelError, match="Decoding without tiling"):
+        from_pipeline(tiny_pipeline("AllegroPipeline"), **options).pass_fence(4, *SIZE)  # type: ignore[attr-defined]
+    pipe = tiny_pipeline("AllegroPipeline")
+    from_pipeline(pipe, **options, tiles=True).pass_fence(4, *SIZE)  # type: ignore[attr-defined]
+    assert not pipe.vae.use_tiling  # the user's own
+    with pytest.raises(ModelError, match="model.tiles: a OmniGenPipeline|does not decode in tiles"):
+        pixels = {key: v for key, v in TINY["PRXPixelPipeline"].options.items()}
+        from_pipeline(tiny_pipeline("PRXPixelPipeline"), **pixels, tiles=True)
+
+
+@pytest.mark.parametrize("name", [LUMINA, "CogVideoXPipeline"])
+def test_bfloat16_passes_the_fence(name: str, tmp_path: Path) -> None:
+    folder = save(name, tmp_path / "model")
+    model = pipeline(path=str(folder), dtype="bfloat16", **TINY[name].options)
+    found = {check.name: check for check in model.pass_fence(4, *SIZE).checks}
+    assert model.network.dtype == torch.bfloat16
+    assert found["velocity"].figure <= found["velocity"].limit == 2e-2
+
+
+def test_offload_keeps_experts_and_holds_what_a_step_needs(tmp_path: Path) -> None:
+    """Of Wan 2.2 neither expert is put away by the fence; of an edit the VAE is on the device for a
+    step, and away after it; of Ideogram 4 the network without a prompt."""
+
+    def moves(model: Any, name: str, found: list[str]) -> None:
+        part = getattr(model._pipeline, name)
+        vars(part)["to"] = lambda device: found.append(f"{name} {device}")
+
+    tiny_wan22(tmp_path / "wan22")
+    options: dict[str, Any] = {"frames": 5, "call": {"guidance_scale": 3.0}}
+    experts = pipeline(path=str(tmp_path / "wan22"), runtime={"offload": True}, **options)
+    moved: list[str] = []
+    for name in ("transformer", "transformer_2"):
+        moves(experts, name, moved)
+    assert experts.pass_fence(4, *SIZE).rows in ("prompt", "prompts")
+    assert moved == [] and len(experts.trainable()) == 2 * len(
+        [name for name in experts.trainable() if name.startswith("transformer.")]
+    )
+    for name, part in (
+        ("BriaFiboEditPipeline", "vae"),
+        ("Ideogram4Pipeline", "unconditional_transformer"),
+    ):
+        folder = save(name, tmp_path / name)
+        model: Any = pipeline(path=str(folder), runtime={"offload": True}, **TINY[name].options)
+        x, sigma = torch.randn(1, *model.latent_shape(*SIZE)), model.sigmas(4, *SIZE)[:1]
+        sources = [(torch.full((3, *SIZE), 0.5),)]
+        edits = TINY[name].options.get("sources")
+        cond = model.encode_with_sources(["a"], sources) if edits else model.encode(["a"])
+        moved.clear()
+        moves(model, part, moved)
+        model.velocity(x, sigma, cond)
+        assert moved == [f"{part} {model.device}", f"{part} cpu"]

@@ -4,17 +4,19 @@ from a model, made of its class's ``__call__`` and of the JSON files in its fold
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import yaml
 
-from flowrl.models.by_call.options import GUIDES, pipeline_class
+from flowrl.models.by_call.options import GUIDES, frames_name, pipeline_class
 from flowrl.models.pipeline import NETWORKS, part_settings, read_index
 
 SIDE = 1024  # pixels, where neither the class nor its network says a size
 SCALE = 8  # pixels of a latent, of nearly all VAEs
 STEPS = 28  # of an evaluation, where the class has no number of its own
 FRAMES = 17  # of a video in training; a class's own number is that of whole clips
+EDITS = re.compile("Edit|Pix2Pix|I2I|I2V|ImageToVideo")
 NOTE = "ours: the pipeline's own"
 
 
@@ -25,10 +27,10 @@ def facts_of(path: str) -> str:
     kind = pipeline_class(index.get("_class_name"), where)
     call = getattr(kind.__call__, "__wrapped__", kind.__call__)
     takes = inspect.signature(call).parameters
-    makes = _kind(takes)
+    makes = _kind(kind.__name__, takes)
     sections: list[tuple[str, Any, str]] = [
         ("kind", makes, ""),
-        ("model", _model(path, takes), NOTE),
+        ("model", _model(path, takes, makes), NOTE),
         ("image", _size(path, takes), NOTE),
         *((name, value, "ours") for name, value in JUDGED[makes].items()),
         ("optimizer", {"lr": 1e-4}, "ours"),
@@ -76,15 +78,16 @@ JUDGED: dict[str, dict[str, Any]] = {
 """Prompts and rewards by what a pipeline makes, none of which needs a file of the user's."""
 
 
-def _kind(takes: Any) -> str:
-    """Say what a pipeline makes."""
-    from_image = "image" in takes and takes["image"].default is inspect.Parameter.empty
-    if "num_frames" in takes:
+def _kind(name: str, takes: Any) -> str:
+    """Say what a pipeline makes, by the name of its class where it could do without an image."""
+    needed = "image" in takes and takes["image"].default is inspect.Parameter.empty
+    from_image = needed or ("image" in takes and EDITS.search(name) is not None)
+    if frames_name(takes):
         return "moved images" if from_image else "videos"
     return "edits" if from_image else "images"
 
 
-def _model(path: str, takes: Any) -> dict[str, Any]:
+def _model(path: str, takes: Any, makes: str) -> dict[str, Any]:
     """Return the section model: LoRA on what `flowrl.models.by_call.targets` finds, guidance as the
     pipeline has it."""
     made: dict[str, Any] = {"fn": "pipeline", "path": path, "dtype": "bfloat16"}
@@ -94,9 +97,9 @@ def _model(path: str, takes: Any) -> dict[str, Any]:
         if isinstance(scale, int | float):
             made["call"] = {name: float(scale)}
             break
-    if "num_frames" in takes:
+    if frames_name(takes):
         made["frames"] = FRAMES
-    if _kind(takes) in ("edits", "moved images"):
+    if makes in ("edits", "moved images"):
         made["sources"] = 1
     return made
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ModelError
 from flowrl.core.seeds import generator
-from flowrl.models.by_call.layout import Layout
-from flowrl.models.by_call.model import PROMPTS, Asked, Grid, PipelineCall
+from flowrl.models.by_call.layout import Layout, handed
+from flowrl.models.by_call.model import PROMPTS, Asked, Grid, PipelineCall, in_unit
 from flowrl.models.by_call.texts import Unequal
 
 SAME_LENGTH = "a tan cone"  # as long as the first of PROMPTS, in letters and in words
@@ -146,12 +146,11 @@ def public_run(
     vars(scheduler)["step"] = noting
     vars(twin)["scheduler"] = scheduler
     steps = len(grid.times)
-    first = layout.to_entry(noise(layout) if start is None else start)
-    given = model.arguments([asked], layout, steps) | {"latents": first}
-    given["latents"] = given["latents"].to(model.device)
-    with model.reading(twin):
+    given = model.arguments([asked], layout, steps)
+    x = (noise(layout) if start is None else start).to(model.device)
+    with model.reading(twin), handed(twin, layout, x) as entry:
         try:
-            images = type(twin).__call__(twin, **given)[0]
+            images = type(twin).__call__(twin, **given, **entry)[0]
         except Exception as error:  # pipelines raise every kind
             raise ModelError(
                 f"{model.name}: its own call fails: {type(error).__name__}: {error}"
@@ -239,9 +238,10 @@ def _first_step(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -
 
 
 def _images(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Check:
-    with torch.no_grad():
-        ours = model.decode(model.flow_of(theirs.after[-1], grid.sigmas[-1]))
     images = torch.as_tensor(theirs.images).float()
+    with torch.no_grad():
+        images = _in_unit(model, theirs, images, limit)
+        ours = model.decode(model.flow_of(theirs.after[-1], grid.sigmas[-1]))
     images = images[:, 0] if images.dim() == 5 and ours.dim() == 4 else images
     gap = float("inf")
     if images.shape == ours.shape:
@@ -252,6 +252,23 @@ def _images(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Ch
             "from those of its own run"
         )
     return Check("images", gap, limit, "shown by a call without steps" * model.passes_empty)
+
+
+def _in_unit(model: PipelineCall, theirs: Public, images: Tensor, limit: float) -> Tensor:
+    """Return images in [0, 1]; of a pipeline whose tensors of images are in [-1, 1], which its
+    images for people tell, the model is told so."""
+    low, high = float(images.min()), float(images.max())
+    if low >= -1e-3 and high <= 1 + 1e-3:
+        return images
+    model.raw_images = True
+    made = in_unit(images)
+    gap = float((model.shown(theirs.after[-1]).cpu() - made.cpu()).abs().mean())
+    if not gap <= limit:
+        raise ModelError(
+            f"{model.name}: its images as tensors lie in {low:.2g} to {high:.2g}; expected 0 to 1, "
+            f"or -1 to 1 (these differ by {gap:.1e} from those for people)"
+        )
+    return made
 
 
 def _find_rows(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> None:

@@ -2,7 +2,8 @@
 
 Inside, x is what the scheduler's ``step`` sees: latents, or tokens that the pipeline packed. What
 its ``latents`` argument takes may have another order. One is a permutation of the other, and it is
-learned by handing in numbers from 0 on.
+learned by handing in numbers from 0 on. Where a pipeline has no such argument, or leaves out what
+belongs to its own latents if it is used, x stands in for the noise that it draws.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Layout(NamedTuple):
     height: int  # pixels
     width: int
     order: Tensor | None = None  # [N] int64: inner position of each entry position; None: the same
+    draw: int | None = None  # the draw that x stands in for; None: it is the argument ``latents``
 
     def to_entry(self, x: Tensor) -> Tensor:
         """Return x [B, *inner] as the pipeline takes it, in its dtype."""
@@ -54,15 +56,15 @@ class Layout(NamedTuple):
 
 
 @contextmanager
-def drawn(pipeline: Any) -> Iterator[list[Tensor]]:
-    """Collect the noise that a pipeline draws while the block runs."""
-    found: list[Tensor] = []
+def drawing_by(pipeline: Any, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    """Let ``change(place, noise)`` say what a pipeline's draws return while the block runs."""
+    count = 0
     real = drawing.randn_tensor
 
     def draw(*args: Any, **named: Any) -> Tensor:
-        made = real(*args, **named)
-        found.append(made.detach().clone())
-        return made
+        nonlocal count
+        count += 1
+        return change(count - 1, real(*args, **named))
 
     # every module that the class comes from has a name of its own for the function
     homes = {kind.__module__ for kind in type(pipeline).__mro__}
@@ -71,39 +73,73 @@ def drawn(pipeline: Any) -> Iterator[list[Tensor]]:
     try:
         for module in having:
             module.randn_tensor = draw  # type: ignore[attr-defined]
-        yield found
+        yield
     finally:
         for module in having:
             module.randn_tensor = real  # type: ignore[attr-defined]
+
+
+@contextmanager
+def drawn(pipeline: Any) -> Iterator[list[Tensor]]:
+    """Collect the noise that a pipeline draws while the block runs."""
+    found: list[Tensor] = []
+
+    def keep(place: int, noise: Tensor) -> Tensor:
+        found.append(noise.detach().clone())
+        return noise
+
+    with drawing_by(pipeline, keep):
+        yield found
+
+
+@contextmanager
+def handed(pipeline: Any, layout: Layout, x: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Yield the arguments that hand x [B, *inner] in, or let it stand in for a draw."""
+    entry = layout.to_entry(x)
+    if layout.draw is None:
+        yield {"latents": entry}
+        return
+
+    def change(place: int, noise: Tensor) -> Tensor:
+        return entry.to(noise.device) if place == layout.draw else noise
+
+    with drawing_by(pipeline, change):
+        yield {}
 
 
 def learn_layout(
     name: str,
     sample: Tensor,
     draws: list[Tensor],
-    seen: Callable[[Tensor], Tensor],
+    seen: Callable[[Layout, Tensor], Tensor],
     *,
     height: int,
     width: int,
 ) -> Layout:
-    """Find which of the drawn tensors, or the sample itself, a pipeline takes back as ``latents``.
+    """Find which of the drawn tensors, or the sample itself, a pipeline takes back as ``latents``,
+    or else in place of which draw.
 
-    ``sample`` [1, *] is what the first step saw; ``seen(latents)`` is what it sees of others. Raise
-    ModelError where the pipeline changes what is handed in.
+    ``sample`` [1, *] is what the first step saw; ``seen(layout, entry)`` is what it sees of others.
+    Raise ModelError where the pipeline changes what is handed in.
     """
+    plain = Layout(tuple(sample.shape[1:]), (), sample.dtype, height, width)
+    ways = [(entry, plain) for entry in (sample, *draws)]
+    ways += [(entry, plain._replace(draw=place)) for place, entry in enumerate(draws)]
     tried = []
-    for entry in (sample, *draws):
+    for entry, layout in ways:
         if entry.numel() != sample.numel() or entry.shape[0] != 1:
             continue
+        way = f"{[*entry.shape]}" + (f" as draw {layout.draw}" if layout.draw is not None else "")
+        layout = layout._replace(entry=tuple(entry.shape[1:]))
         try:
-            again = seen(entry)
+            again = seen(layout, entry)
         except Exception as error:  # each pipeline refuses other shapes in its own way
-            tried.append(f"{[*entry.shape]}: {error}")
+            tried.append(f"{way}: {error}")
             continue
         kept = entry.shape != sample.shape or torch.equal(again.float(), entry.float())
         if again.shape == sample.shape and torch.equal(again.float(), sample.float()) and kept:
             break
-        tried.append(f"{[*entry.shape]}: its first step sees other numbers")
+        tried.append(f"{way}: its first step sees other numbers")
     else:
         raise ModelError(
             f"{name}: its first step does not see the latents that it is given (tried "
@@ -111,10 +147,9 @@ def learn_layout(
             "pieces or ignored are no velocity field that can be asked; this pipeline needs an "
             "adapter"
         )
-    made = Layout(tuple(sample.shape[1:]), tuple(entry.shape[1:]), sample.dtype, height, width)
     if entry.shape == sample.shape:
-        return made
-    return made._replace(order=_order(name, entry, seen))
+        return layout
+    return layout._replace(order=_order(name, entry, lambda digits: seen(layout, digits)))
 
 
 def _order(name: str, entry: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:

@@ -9,10 +9,11 @@ pipeline's. x is what the scheduler's ``step`` sees.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +23,10 @@ from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.host_copies import on_host
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import PipelineModel
-from flowrl.models.by_call.layout import Layout, drawn, learn_layout
-from flowrl.models.by_call.options import PipelineCallOptions, rewriters
+from flowrl.models.by_call.layout import Layout, drawn, handed, learn_layout
+from flowrl.models.by_call.options import PipelineCallOptions, frames_name, rewriters
 from flowrl.models.by_call.probe import Noted, Stop, Stubs, probe, row_times, stopped_at
-from flowrl.models.by_call.texts import RememberedTexts, Unequal
+from flowrl.models.by_call.texts import READERS, RememberedTexts, Unequal
 from flowrl.models.loading import quiet
 from flowrl.models.prompt_encoding import stacked, to_pil
 from flowrl.models.tuned_pipeline import TunedPipeline
@@ -78,17 +79,23 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         self.indexed = False  # conditions depend on the number of the step, not on its time alone
         self.fences: list[Any] = []  # what was compared, in this order
         self.passes_empty = True  # decodes by a call without steps
+        self.raw_images = False  # its tensors of images are in [-1, 1]
         self.networks: dict[str, nn.Module] = {"": self.network}
         self._asked: dict[int, Asked] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._grids: dict[tuple[int, int, int], Grid] = {}
         self._stubs = Stubs()
-        self._memory: RememberedTexts | None = None
-        if hasattr(pipeline, "encode_prompt"):
-            signature = inspect.signature(pipeline.encode_prompt)
-            self._memory = RememberedTexts(
-                self._read, signature, tuned.texts, reads_on=self.text_device
-            )
+        # what reads prompts, by the name that the pipeline calls it by
+        self._readers: dict[str, RememberedTexts] = {}
+        for name in READERS:
+            if hasattr(pipeline, name):
+                self._readers[name] = RememberedTexts(
+                    functools.partial(self._read, name),
+                    inspect.signature(getattr(pipeline, name)),
+                    tuned.texts,
+                    name=name,
+                    reads_on=self.text_device,
+                )
 
     # ------------------------------------------------------------------------------ the contract
 
@@ -152,9 +159,10 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         ``decode_batch`` at a time. Raise ModelError where they have another size than asked for."""
         layout = self._layout_of(x0)
         inner = self.inner_of(x0, [self.final_level()] * len(x0))
-        with self._tuned.vae_at_work():
+        with self._helping("vae", "movq"):
             parts = [self._decoded(part, layout) for part in inner.split(self.options.decode_batch)]
         images = torch.cat(parts)
+        images = in_unit(images) if self.raw_images else images
         if tuple(images.shape[-2:]) != (layout.height, layout.width):
             raise ModelError(
                 f"{self.name}: expected images of {layout.height} x {layout.width} pixels, makes "
@@ -212,7 +220,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
 
     def arguments(self, asked: Sequence[Asked], layout: Layout, steps: int) -> dict[str, Any]:
         """Return what the pipeline is called with for prompts, besides latents."""
-        prompts = [one.prompt for one in asked]
+        prompts = [self.options.worded(one.prompt) for one in asked]
         given: dict[str, Any] = {
             "prompt": prompts,
             "height": layout.height,
@@ -220,11 +228,12 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             "num_inference_steps": steps,
             "output_type": "pt",
             "return_dict": False,
+            # what else is drawn, such as the latents of a source, is the same in each call
+            "generator": torch.Generator().manual_seed(0),
         }
         if self.options.negative_prompt is not None and "negative_prompt" in self.takes:
             given["negative_prompt"] = [self.options.negative_prompt] * len(prompts)
-        if "num_frames" in self.takes:
-            given["num_frames"] = self.frames
+        given[frames_name(self.takes)] = self.frames
         given |= rewriters(self.takes)
         given |= self.options.arguments
         if asked[0].source:
@@ -244,17 +253,47 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
     @contextmanager
     def reading(self, twin: Any) -> Iterator[None]:
         """Let a twin read prompts by its own encoders, or from memory where texts are cached."""
-        if self._memory is not None and self._tuned.tuning.runtime.cache is not None:
-            self._memory.device = self.device
-            vars(twin)["encode_prompt"] = self._memory
-        with self._arithmetic(), self._tuned.whole_at_work():
+        if self._tuned.tuning.runtime.cache is not None:
+            self._remember(twin)
+        with self._arithmetic(), self._tuned.whole_at_work(), self._own_stream(self.device):
             yield
 
     # --------------------------------------------------------------------------------- the work
 
-    def _read(self, **given: Any) -> Any:
+    def _read(self, name: str, **given: Any) -> Any:
         """Read prompts by the pipeline's own encoders, which are loaded by now."""
-        return self._twin(self.text_device).encode_prompt(**given)
+        with self._own_stream(self.text_device):
+            return getattr(self._twin(self.text_device), name)(**given)
+
+    def _own_stream(self, device: torch.device) -> AbstractContextManager[None]:
+        """Leave the global stream as it is where a language model writes tokens, drawn from it."""
+        writes = any(name.startswith("generate") for name in self._readers)
+        return torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=writes)
+
+    def _remember(self, twin: Any) -> None:
+        """Let a twin read prompts from memory."""
+        for name, reader in self._readers.items():
+            reader.device = self.device
+            vars(twin)[name] = reader
+
+    def _helping(self, *names: str) -> AbstractContextManager[None]:
+        """Hold parts on the device, of those that the pipeline has."""
+        return self._tuned.at_work(*(name for name in names if self._has(name)))
+
+    def _helpers(self) -> list[str]:
+        """Return the parts that work in a step beside what is trained: other networks, connectors
+        of texts, and what encodes sources."""
+        trained = {self.network, *self.network.children()}
+        found = [name for name, part in self.networks.items() if name and part not in trained]
+        for name in self._pipeline.components:
+            encodes = name == "vae" or name.endswith("encoder") or "siglip" in name
+            reads = name.startswith(("text_encoder", "vision_language"))
+            if name.startswith("connectors") or (self.options.sources and encodes and not reads):
+                found.append(name)
+        return found
+
+    def _has(self, name: str) -> bool:
+        return isinstance(getattr(self._pipeline, name, None), nn.Module)
 
     def _shown(self, source: Source) -> dict[str, Any]:
         images = to_pil(source)
@@ -274,11 +313,14 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         """Call the pipeline with a scheduler in the place of its own."""
         twin = self.twin()
         vars(twin)["scheduler"] = scheduler
-        if self._memory is not None:
-            self._memory.device = self.device
-            vars(twin)["encode_prompt"] = self._memory
-        with self._arithmetic():
+        self._remember(twin)
+        with self._arithmetic(), self._helping(*self._helpers()):
             return self._call(twin, **given)
+
+    def _from(self, x: Tensor, scheduler: Any, given: dict[str, Any], layout: Layout) -> Any:
+        """Call the pipeline from x [B, *inner]."""
+        with handed(self._pipeline, layout, x) as entry:
+            return self._run(scheduler, given | entry)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -352,26 +394,26 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             times = times[:1] if alone else row_times(times)
             scheduler, place = probe(self.scheduler, times, own), 0
             steps = STEPS if grid is None else len(grid.times)
-        given = self.arguments(asked, layout, steps) | {"latents": layout.to_entry(x)}
+        given = self.arguments(asked, layout, steps)
         wanted = torch.is_grad_enabled()
         # one graph of a compiled network for calls with and without a gradient
         always = self._tuned.tuning.runtime.compile and self._tuned.tuning.tune != "none"
         try:
             with torch.set_grad_enabled(wanted or always):
-                self._before(scheduler, given, place)
+                self._before(place, x, scheduler, given, layout)
         except Stop:
             noted: Noted = scheduler.got[-1]
             return noted if wanted else noted._replace(out=noted.out.detach())
         raise ModelError(f"{self.name}: the call ended before its scheduler took a step")
 
-    def _before(self, scheduler: Any, given: dict[str, Any], place: int) -> None:
+    def _before(self, place: int, x: Tensor, scheduler: Any, *call: Any) -> None:
         """Call the pipeline up to step ``place``; the network is passed over before."""
         if not place:
-            self._run(scheduler, given)
+            self._from(x, scheduler, *call)
             return
         with self._stubs.passing(self.networks) as real_again:
             scheduler.at_step = lambda taken: real_again() if taken == place else None
-            self._run(scheduler, given)
+            self._from(x, scheduler, *call)
 
     def _own(self, level: float) -> float:
         return 1.0 - level if self.inverted else level
@@ -399,23 +441,29 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         scale = self.scheduler.config.get("num_train_timesteps", 1000)
         return (torch.tensor([self._own(level)]) * scale).to(kind)
 
-    def _decoded(self, x0: Tensor, layout: Layout) -> Tensor:
+    def shown(self, x0: Tensor) -> Tensor:
+        """Return the pipeline's images of x0 [1, *] as it makes them for people, in [0, 1]."""
+        with self._helping("vae", "movq"):
+            found = self._decoded(x0, self._layout_of(x0), output_type="np")
+        return found.movedim(-1, -3)
+
+    def _decoded(self, x0: Tensor, layout: Layout, **other: Any) -> Tensor:
         asked = [Asked(PROMPTS[0], self._blank(layout))] * len(x0)
         nothing = torch.zeros(0, device=self.device)
         if self.passes_empty:
             scheduler = probe(self.scheduler, nothing, nothing)
-            given = self.arguments(asked, layout, STEPS) | {"latents": layout.to_entry(x0)}
+            given = self.arguments(asked, layout, STEPS) | other
             try:
-                return _pixels(self._run(scheduler, given))
+                return _pixels(self._from(x0, scheduler, given, layout))
             except Exception:  # of a pipeline that needs a step
                 self.passes_empty = False
         # one step whose result is x0, whatever the network says
         one = self._time(1.0, layout).to(self.device)
         own = torch.tensor([self._own(1.0), self._own(0.0)], device=self.device)
         scheduler = probe(self.scheduler, one, own, end=x0.to(layout.dtype))
-        given = self.arguments(asked, layout, STEPS) | {"latents": layout.to_entry(x0)}
+        given = self.arguments(asked, layout, STEPS) | other
         with self._stubs.passing(self.networks):
-            return _pixels(self._run(scheduler, given))
+            return _pixels(self._from(x0, scheduler, given, layout))
 
     def _blank(self, layout: Layout) -> Source:
         """Return grey images, where the pipeline starts from some."""
@@ -482,17 +530,22 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         """Run the pipeline up to its first step, and see what it does with latents."""
         blank = Layout((), (), torch.float32, height, width)
         asked = [Asked(PROMPTS[0], self._blank(blank))]
+        # the generator goes on from call to call, so latents that are ignored are drawn anew
         given = self.arguments(asked, blank, STEPS)
-        given["generator"] = torch.Generator().manual_seed(0)
         scheduler = _first_step(self.scheduler)
         with torch.no_grad(), drawn(self._pipeline) as draws, self._stubs.passing(self.networks):
             self._stopped(scheduler, given, (height, width))
         sample = scheduler.got[0].x
 
-        def seen(latents: Tensor) -> Tensor:
+        def seen(layout: Layout, entry: Tensor) -> Tensor:
             again = _first_step(self.scheduler)
-            with torch.no_grad(), self._stubs.passing(self.networks):
-                self._stopped(again, given | {"latents": latents.clone()}, (height, width))
+            plain = layout._replace(order=None)
+            with (
+                torch.no_grad(),
+                self._stubs.passing(self.networks),
+                handed(self._pipeline, plain, entry.clone()) as way,
+            ):
+                self._stopped(again, given | way, (height, width))
             found: Tensor = again.got[0].x
             return found
 
@@ -516,9 +569,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         layout = self.layout(height, width)
         asked = [Asked(PROMPTS[0], self._blank(layout))]
         scheduler = copy.deepcopy(self.scheduler)
-        given = self.arguments(asked, layout, steps)
-        given["generator"] = torch.Generator().manual_seed(0)
-        self._until_asked(scheduler, given)
+        self._until_asked(scheduler, self.arguments(asked, layout, steps))
         own = scheduler.sigmas.detach().cpu().float()
         times = scheduler.timesteps.detach().cpu()
         if len(own) != steps + 1 or len(times) != steps:
@@ -576,6 +627,11 @@ def _first_step(real: Any) -> Any:
         },
     )
     return made
+
+
+def in_unit(images: Tensor) -> Tensor:
+    """Return images of [-1, 1] in [0, 1]."""
+    return (images / 2 + 0.5).clamp(0, 1)
 
 
 def _pixels(found: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.core.errors import ModelError
 from flowrl.core.noise_path import vp_from_flow
 from flowrl.models.by_call.layout import Layout
-from flowrl.models.by_call.model import Grid, PipelineCall
+from flowrl.models.by_call.model import EditingPipelineCall, Grid, PipelineCall
 from flowrl.models.unet import Schedule
 
 
@@ -72,3 +72,7 @@ class NoiseCall(PipelineCall):
         levels = self._schedule.grid(steps).cpu()
         times = self._schedule.timesteps(levels[:-1])[0].cpu()
         return Grid(levels.tolist(), times, levels, layout)
+
+
+class EditingNoiseCall(EditingPipelineCall, NoiseCall):
+    """The same of a pipeline that starts from images, such as InstructPix2Pix."""

@@ -4,6 +4,7 @@ from its class and the JSON files of its folder, before a weight is read."""
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Self
@@ -26,12 +27,13 @@ GUIDES = (
 # arguments that flowrl gives itself
 OURS = (
     *("prompt", "height", "width", "num_inference_steps", "latents", "generator", "output_type"),
-    *("return_dict", "num_frames", "num_images_per_prompt", "num_videos_per_prompt"),
+    *("return_dict", "num_images_per_prompt", "num_videos_per_prompt"),
 )
+FRAMES = ("num_frames", "video_length", "frames")  # what pipelines call the length of a video
 # where the run's own keys say it
 INSTEAD = {
     "negative_prompt": "model.negative_prompt",
-    "num_frames": "model.frames",
+    **dict.fromkeys(FRAMES, "model.frames"),
     "height": "image.height",
     "width": "image.width",
     "num_inference_steps": "plan.steps",
@@ -48,6 +50,7 @@ REWRITERS = (
     "prompt_upsampling",
     "upsample_prompt",
     "use_prompt_rewrite",
+    "enable_prompt_enhancement",
 )
 # schedulers whose step is x + (sigma' - sigma) v, if their settings say so
 FLOWS = (
@@ -64,6 +67,7 @@ FLOW_MAP = (
     "the network is told the time of the next step, too, so its output is that of a flow map, and "
     "no velocity at a state; train the model that it was made of"
 )
+PLACE = "{prompt}"  # of the prompt in a template
 EULER = ("FlowMatchEulerDiscreteScheduler",)
 
 
@@ -78,12 +82,23 @@ class PipelineCallOptions(PipelineOptions):
     negative_prompt: str | None = None
     frames: Frames = 1  # of a video pipeline
     sources: Sources = 0  # images that each prompt starts from, at most; 0: none
+    # what stands around every prompt, with {prompt} in its place, such as the JSON of FIBO
+    template: str | None = None
+    # decode in tiles: less memory, faint seams; Allegro's decoder has no other way
+    tiles: bool = False
     branches: ClassVar[tuple[str, float]] = ("call", 1.0)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Return ``call``, {} where there is none."""
         return self.call or {}
+
+    def worded(self, prompt: str) -> str:
+        """Return a prompt as the pipeline reads it; in JSON its quotes are escaped."""
+        if self.template is None:
+            return prompt
+        inner = json.dumps(prompt)[1:-1] if self.template.lstrip().startswith("{") else prompt
+        return self.template.replace(PLACE, inner)
 
     @property
     def cfg_scale(self) -> float:
@@ -110,6 +125,12 @@ class PipelineCallOptions(PipelineOptions):
     @model_validator(mode="after")
     def _check_negative_prompt(self) -> Self:
         return self  # whether it has an effect is the pipeline's matter
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if self.template is not None and PLACE not in self.template:
+            raise ValueError(f"template: expected a text with {PLACE} in it, got {self.template!r}")
+        return self
 
     @model_validator(mode="after")
     def _check_call(self) -> Self:
@@ -153,6 +174,11 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def frames_name(takes: Iterable[str]) -> str:
+    """Return the argument that says how many frames a pipeline makes; "" of one for images."""
+    return next((name for name in FRAMES if name in takes), "")
+
+
 def rewriters(takes: Iterable[str]) -> dict[str, Any]:
     """Return the arguments that keep a language model from writing prompts anew."""
     return {
@@ -182,19 +208,19 @@ def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
             "cannot run with a gradient; custom pipelines need an adapter"
         )
     takes = inspect.signature(inner).parameters
-    for name, why in (("prompt", "it reads no prompt"), ("latents", "its latents cannot be given")):
-        if name not in takes:
-            raise ModelError(
-                f"{where}: {kind.__name__} has no argument {name!r}: {why}, so it cannot be asked "
-                "for the velocity at a state; it needs an adapter"
-            )
+    reason = _no_field(kind, takes)
+    if reason:
+        raise ModelError(
+            f"{where}: {kind.__name__} {reason}, so it cannot be asked for the velocity at a state "
+            "that a prompt alone leads to; it needs an adapter"
+        )
     for name in options.arguments:
         if name not in takes:
             known = [one for one in takes if one not in ("self", *OURS)]
             raise ConfigError(f"call {unknown(name, known, 'argument')}")
     if options.negative_prompt is not None and "negative_prompt" not in takes:
         raise ConfigError(f"negative_prompt: {kind.__name__} takes none; leave it out")
-    if options.frames > 1 and "num_frames" not in takes:
+    if options.frames > 1 and not frames_name(takes):
         raise ConfigError(f"frames: {kind.__name__} makes images; leave it out")
     if options.sources and "image" not in takes:
         raise ConfigError(f"sources: {kind.__name__} starts from no image; leave it out")
@@ -204,6 +230,27 @@ def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
             f"sources: {kind.__name__} starts from an image; set how many a prompt has, and name "
             "them in the prompts' records"
         )
+
+
+def _no_field(kind: Any, takes: Mapping[str, inspect.Parameter]) -> str:
+    """Say why a class has no velocity field that prompts lead through; "": nothing speaks
+    against it."""
+    if "prompt" not in takes:
+        return "reads no prompt"
+    # classes of several stages, each a pipeline under torch.no_grad
+    if getattr(kind, "_load_connected_pipes", False):
+        return "runs other pipelines inside, which switch gradients off"
+    parts = inspect.signature(kind.__init__).parameters
+    if "controlnet" in parts or "control_image" in takes:
+        return "is led by a control image"
+    if "mask_image" in takes:
+        return "fills a masked part of an image"
+    strength = takes["strength"].default if "strength" in takes else 1
+    if isinstance(strength, int | float) and strength < 1:
+        return "starts from a noised image, not from noise"
+    if "audio_latents" in takes:
+        return "moves its sound with its video in each step, and each depends on the other"
+    return ""
 
 
 def check_scheduler(kind: str, settings: Mapping[str, Any], where: str) -> bool:

@@ -75,7 +75,9 @@ def _probe_class(kind: type[Any]) -> type[Any]:
 
     @functools.wraps(kind.set_timesteps)  # pipelines look at its signature
     def set_timesteps(self: Any, *args: Any, **named: Any) -> None:
-        self.timesteps, self.sigmas = self.given
+        self.timesteps = self.given[0]
+        if hasattr(self, "sigmas"):  # pipelines ask whether a scheduler has them
+            self.sigmas = self.given[1]
         self.num_inference_steps = len(self.timesteps)
 
     def scale_model_input(self: Any, sample: Tensor, *args: Any, **named: Any) -> Tensor:

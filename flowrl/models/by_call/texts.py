@@ -23,6 +23,8 @@ from flowrl.models.prompt_encoding import Texts
 
 FORM = "form"  # the tensor that holds how the others belong together
 LIVE_BYTES = 2**30  # embeddings that wait on the device for the next call
+# what pipelines read prompts by; the last writes tokens that a network starts from
+READERS = ("encode_prompt", "encode_prompt_multiple_images", "generate_prior_tokens")
 IN_PLACE = ("batch_size", "device", "generator")  # arguments that no embedding depends on
 
 
@@ -48,7 +50,7 @@ class KeyedTexts(Texts):
 
 
 class RememberedTexts:
-    """Stands in the place of a pipeline's ``encode_prompt``."""
+    """Stands in the place of a pipeline's ``encode_prompt``, or another of `READERS`."""
 
     def __init__(
         self,
@@ -56,12 +58,14 @@ class RememberedTexts:
         signature: inspect.Signature,
         texts: Texts,
         *,
+        name: str,
         reads_on: torch.device,
     ) -> None:
         """``encode`` asks the pipeline's own, of that signature, whose encoders are on
         ``reads_on``; ``texts`` keeps what it makes."""
         self._encode, self._signature = encode, signature
         self._texts, self._reads_on = texts, reads_on
+        self._named = [] if name == READERS[0] else [name]
         self._live: dict[tuple[str, str], Entry] = {}
         self._ways: dict[str, Any] = {}  # forms that tell where prompts are, by other arguments
         self.device = reads_on  # where the pipeline wants them
@@ -82,7 +86,7 @@ class RememberedTexts:
         return _together(entries)
 
     def _find(self, texts: dict[str, Any], rest: dict[str, Any]) -> Entry:
-        key = json.dumps([texts, _told(rest)], sort_keys=True)
+        key = json.dumps([texts, _told(rest), *self._named], sort_keys=True)
         place = (key, str(self.device))
         found = self._live.get(place)
         if found is None:

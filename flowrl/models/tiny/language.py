@@ -196,12 +196,18 @@ def tiny_flux2(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def _flux2(*, guidance: bool) -> dict[str, Any]:
-    decoder = AutoencoderKLFlux2(
+def flux2_vae() -> AutoencoderKLFlux2:
+    """Make the VAE of FLUX.2 and its kin."""
+    made = AutoencoderKLFlux2(
         block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4
     )
-    decoder.bn.running_mean.normal_()
-    decoder.bn.running_var.uniform_(0.5, 2.0)
+    made.bn.running_mean.normal_()
+    made.bn.running_var.uniform_(0.5, 2.0)
+    return made.eval()
+
+
+def _flux2(*, guidance: bool) -> dict[str, Any]:
+    decoder = flux2_vae()
     return {
         "transformer": Flux2Transformer2DModel(
             num_layers=2,
@@ -213,7 +219,7 @@ def _flux2(*, guidance: bool) -> dict[str, Any]:
             guidance_embeds=guidance,
         ),
         "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        "vae": decoder.eval(),
+        "vae": decoder,
     }
 
 

@@ -120,7 +120,7 @@ def tiny_sd15(folder: Path, *, seed: int = 0, scheduler: Any = None) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipeline = StableDiffusionPipeline(
-            unet=_unet(cross_attention_dim=WIDTH),
+            unet=unet(cross_attention_dim=WIDTH),
             scheduler=scheduler or PNDMScheduler(**NOISE, skip_prk_steps=True),
             vae=vae(4, shift=None, quant=True),
             text_encoder=CLIPTextModel(clip_config()).eval(),
@@ -147,7 +147,7 @@ def tiny_sdxl(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipeline = StableDiffusionXLPipeline(
-            unet=_unet(
+            unet=unet(
                 cross_attention_dim=2 * WIDTH,
                 use_linear_projection=True,
                 addition_embed_type="text_time",
@@ -169,10 +169,11 @@ def tiny_sdxl(
     return folder
 
 
-def _unet(**options: Any) -> UNet2DConditionModel:
+def unet(*, in_channels: int = 4, **options: Any) -> UNet2DConditionModel:
+    """Make the network of a Stable Diffusion."""
     return UNet2DConditionModel(
         sample_size=8,
-        in_channels=4,
+        in_channels=in_channels,
         out_channels=4,
         block_out_channels=(16, 32),
         layers_per_block=1,
@@ -216,7 +217,9 @@ def _transformer(layers: int, dual: bool, sample_size: int) -> SD3Transformer2DM
     )
 
 
-def vae(channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False) -> AutoencoderKL:
+def vae(
+    channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False, **settings: Any
+) -> AutoencoderKL:
     """Make the VAE of a tiny pipeline: factor 8."""
     return AutoencoderKL(
         block_out_channels=(8, 8, 8, 8),
@@ -230,6 +233,7 @@ def vae(channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False
         shift_factor=shift,
         use_quant_conv=quant,
         use_post_quant_conv=quant,
+        **settings,
     )
 
 
@@ -292,6 +296,6 @@ def t5_settings() -> dict[str, Any]:
     }
 
 
-def t5_encoder() -> T5EncoderModel:
+def t5_encoder(**settings: Any) -> T5EncoderModel:
     """Make a text encoder of T5's kind."""
-    return T5EncoderModel(T5Config(**t5_settings())).eval()
+    return T5EncoderModel(T5Config(**(t5_settings() | settings))).eval()

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -224,10 +225,16 @@ def modelspec(
 
 
 def write_lora(trained: TrainedPart, folder: Path) -> None:
-    """Write the file that ``load_lora_weights`` of the pipeline reads, with rank and alpha in its
-    metadata; a second one for another expert, to be loaded into that."""
+    """Write the file that ``load_lora_weights`` of the pipeline reads, or of a class without it its
+    network's ``load_lora_adapter``, with rank and alpha in its metadata; a second one for another
+    expert, to be loaded into that."""
+    saves = hasattr(type(trained.pipeline), "save_lora_weights")
     for part, file in ((trained, LORA_FILE), (trained.second, SECOND_LORA_FILE)):
-        if part is not None:
+        if part is not None and not saves:
+            about = {LORA_ADAPTER_METADATA_KEY: json.dumps(part.lora, sort_keys=True)}
+            metadata = {"format": "pt", **about, **modelspec(part)}
+            save_sorted(_peft_weights(part), folder / file, metadata=metadata)
+        elif part is not None:
             options = {
                 f"{trained.network}_lora_layers": _peft_weights(part),
                 f"{trained.network}_lora_adapter_metadata": part.lora,

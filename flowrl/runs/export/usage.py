@@ -150,9 +150,12 @@ def _load(facts: CardFacts) -> list[str]:
         )
     elif first != "merged":
         file = facts.kohya if first == "kohya" else LORA_FILE
-        lines.append(
-            f"pipeline.load_lora_weights({_quoted(facts.folder)}, weight_name={_quoted(file)})"
-        )
+        where = f"{_quoted(facts.folder)}, weight_name={_quoted(file)}"
+        if hasattr(facts.pipeline, "load_lora_weights"):
+            lines.append(f"pipeline.load_lora_weights({where})")
+        else:  # a class of diffusers whose network alone takes a LoRA
+            network = f"pipeline.{facts.network}"
+            lines.append(f"{network}.load_lora_adapter({where}, prefix=None)")
         if facts.second:
             other = low_noise(facts.kohya) if first == "kohya" else SECOND_LORA_FILE
             where = f"weight_name={_quoted(other)}, load_into_transformer_2=True"

@@ -1,19 +1,24 @@
-"""Tiny pipelines that predict noise or v, for tinypipelines.py, and its tokenizer of letters."""
+"""Tiny pipelines that predict noise or v, each of a class that is asked by its own call."""
 
 from __future__ import annotations
 
-import string
 from typing import Any
 
 import diffusers
-from tiny import t5_encoder, t5_tokenizer, vae
-from tokenizers import Tokenizer, models, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, CLIPTextModel
 
-CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.content is string %}{{ m.content }}"
-    "{% else %}{{ m.content[0].text }}{% endif %}<|im_end|>{% endfor %}"
+from flowrl.models.tiny.readers import letters
+from flowrl.models.tiny.stills import (
+    EULER,
+    clip_config,
+    clip_encoder,
+    clip_tokenizer,
+    t5_encoder,
+    t5_tokenizer,
+    unet,
+    vae,
 )
+
 BERT: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 32,
@@ -22,28 +27,6 @@ BERT: dict[str, Any] = {
     "intermediate_size": 32,
     "initializer_range": 0.3,
 }
-
-
-def letters() -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single letters, with the marks that templates put around prompts."""
-    marks = ["<pad>", "<bos>", "<eos>", "<unk>", "<|im_start|>", "<|im_end|>"]
-    known = [*marks, *string.ascii_letters, *string.digits, *string.punctuation, " ", "\n"]
-    base = Tokenizer(models.BPE({one: i for i, one in enumerate(known)}, [], unk_token="<unk>"))
-    base.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", known.index("<bos>"))]
-    )
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=base,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="right",
-        model_max_length=512,
-    )
-    made.add_tokens(marks[4:], special_tokens=True)
-    made.chat_template = CHAT
-    return made
 
 
 def pixart(kind: str, **conditions: Any) -> Any:
@@ -133,4 +116,68 @@ def cogview3() -> Any:
         vae=vae(4, shift=None),
         text_encoder=t5_encoder(),
         tokenizer=t5_tokenizer(),
+    )
+
+
+def kandinsky3() -> Any:
+    """Make a Kandinsky 3, whose decoder is a MoVQ."""
+    return diffusers.Kandinsky3Pipeline(
+        unet=diffusers.Kandinsky3UNet(
+            in_channels=4,
+            time_embedding_dim=8,
+            groups=2,
+            attention_head_dim=4,
+            layers_per_block=3,
+            block_out_channels=(32, 64),
+            cross_attention_dim=8,
+            encoder_hid_dim=32,
+        ),
+        scheduler=diffusers.DDPMScheduler(beta_schedule="squaredcos_cap_v2", clip_sample=False),
+        movq=diffusers.VQModel(
+            block_out_channels=(32, 32, 32, 32),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            layers_per_block=1,
+            norm_num_groups=8,
+            latent_channels=4,
+            num_vq_embeddings=12,
+            vq_embed_dim=4,
+            norm_type="spatial",
+        ),
+        text_encoder=t5_encoder(),
+        tokenizer=t5_tokenizer(),
+    )
+
+
+def instruct_pix2pix() -> Any:
+    """Make an InstructPix2Pix, which edits."""
+    return diffusers.StableDiffusionInstructPix2PixPipeline(
+        unet=unet(in_channels=8, cross_attention_dim=16),
+        scheduler=diffusers.EulerAncestralDiscreteScheduler(**EULER),
+        vae=vae(4, shift=None, quant=True),
+        text_encoder=CLIPTextModel(clip_config()).eval(),
+        tokenizer=clip_tokenizer(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def instruct_pix2pix_xl() -> Any:
+    """Make an SDXL that edits by instructions."""
+    return diffusers.StableDiffusionXLInstructPix2PixPipeline(
+        unet=unet(
+            in_channels=8,
+            cross_attention_dim=32,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=6 * 8 + 16,
+        ),
+        scheduler=diffusers.EulerDiscreteScheduler(**EULER),
+        vae=vae(4, shift=None, quant=True),
+        text_encoder=CLIPTextModel(clip_config()).eval(),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=clip_encoder(),
+        tokenizer_2=clip_tokenizer(),
     )

@@ -1,0 +1,217 @@
+"""Train a tiny pipeline of a class by AWM, export what was trained, and put the plain pipeline with
+it beside the run's own model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from PIL import Image
+from tinypipelines import SIDE, TINY, save, small, tiny_pipeline
+from torch import Tensor
+
+from flowrl.algorithms.rollout.engine import sample_ode
+from flowrl.config.load import load_config
+from flowrl.core.seeds import generator
+from flowrl.doctor.parity import reference
+from flowrl.models.by_call.fence import public_run, relative
+from flowrl.models.by_call.model import PROMPTS, PipelineCall
+from flowrl.models.by_call.options import check_scheduler
+from flowrl.models.facts import adapters
+from flowrl.models.pipeline import from_pipeline
+from flowrl.runs.composed import composed
+from flowrl.runs.export.export import LORA_FILE, export
+from flowrl.runs.folder import read_rows
+from flowrl.runs.open_run import open_run
+from flowrl.runs.train import train
+from flowrl.training.trainer import Trainer
+
+PLUGINS = ["brightkit"]
+STEPS = 4
+SIZE = (SIDE, SIDE)
+SMALL = [
+    *("eval.score=bright", "eval.images=1", f"eval.steps={STEPS}", "eval.every=3", "eval.batch=1"),
+    *("train.iterations=3", "train.prompts=1", "train.group=2", "train.parts=1"),
+    *("train.micro_batch=2", "train.rollout_batch=2"),
+    *("checkpoint.every=3", "samples.prompts=1", "samples.every=3", "optimizer.lr=0.05"),
+    *("model.dtype=float32", "eval.height=0", "eval.width=0"),
+]
+FEW = [  # times of AWM, on the model's own grid
+    f"plan={{fn: ode, steps: {STEPS}}}",
+    f"likelihood={{fn: forward, draws: 2, times: grid, first: 1, last: {STEPS}}}",
+]
+
+
+def _prompts(folder: Path, options: dict[str, Any]) -> Path:
+    """Write a list of one prompt, with a source for what edits -> the file."""
+    record: dict[str, Any] = {"prompt": PROMPTS[0]}
+    if options.get("sources"):
+        Image.new("RGB", SIZE, "gray").save(folder / "source.png")
+        record["source"] = [f"{folder / 'source.png'}"]
+    file = folder / "prompts.jsonl"
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    return file
+
+
+def overrides(name: str, folder: Path) -> list[str]:
+    """Return what a config on the tiny pipeline of a class is changed by."""
+    tiny = TINY[name]
+    frames = tiny.options.get("frames", 1)
+    kind = "Bright" if frames > 1 else "BrightImage"
+    over = [f"rewards={{bright: {{fn: brightkit.{kind}}}}}", *SMALL]
+    over += [f"image={{height: {SIDE}, width: {SIDE}}}"]
+    over += [f"prompts.{use}={_prompts(folder, tiny.options)}" for use in ("train", "test")]
+    if name in adapters():
+        over += [f"model.frames={frames}"] if frames > 1 else []
+        return over + (["model.source_pixels=4096"] if name.startswith("QwenImageEdit") else [])
+    options = {"tune": "lora", **tiny.options}
+    if options["tune"] == "lora":
+        options["lora"] = {"rank": 4, "alpha": 8}
+    else:
+        over.append("model.lora=null")
+    return over + [f"model.{key}={json.dumps(value)}" for key, value in options.items()]
+
+
+def slope_gap(name: str) -> float:
+    """Return the relative difference of the gradient of all weights along one random direction from
+    a central finite difference, in float32."""
+    options = {**TINY[name].options, "tune": "full"}
+    with small():
+        model: Any = from_pipeline(tiny_pipeline(name), adapter=False, **options)
+        shape = model.latent_shape(*SIZE)
+        sigma = model.sigmas(STEPS, *SIZE)[1:2]
+        asked = model.asked(PROMPTS[0], model.layout(*SIZE))
+        cond = model._encoded([asked])
+        x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+
+        def value() -> Tensor:
+            return (model.velocity(x, sigma, cond) * weight).double().sum()
+
+        params = [*model.trainable().values()]
+        grads = torch.autograd.grad(value(), params, allow_unused=True)
+        stream = torch.Generator().manual_seed(2)
+        ways = [torch.randn(p.shape, generator=stream) for p in params]
+        pairs = zip(grads, ways, strict=True)
+        slope = float(sum((g.double() * w).sum() for g, w in pairs if g is not None))
+        step, ends = 1e-4, []
+        with torch.no_grad():
+            for sign in (1, -2):
+                for p, w in zip(params, ways, strict=True):
+                    p += sign * step * w
+                ends.append(float(value()))
+    return abs((ends[0] - ends[1]) / (2 * step) - slope) / abs(slope)
+
+
+def ratio_gap(name: str, folder: Path) -> float:
+    """Return how far the ratio of what was sampled is from 1 before the first update of Flow-GRPO,
+    its mean or its deviation, whichever is more."""
+    # before the first update: nothing moves between the steps of an iteration
+    over = [*overrides(name, folder), f"plan.steps={STEPS}", "optimizer.lr=1.0e-12"]
+    scheduler = tiny_pipeline(name).scheduler
+    if check_scheduler(type(scheduler).__name__, scheduler.config, name):
+        over += ["transition={fn: ddim}", f"plan={{fn: full, steps: {STEPS}, noise_scale: 1.0}}"]
+    with small():
+        model = save(name, folder / "sampled")
+        config = load_config(composed("flow_grpo", str(model)), over, PLUGINS)
+        metrics = Trainer(config).step()
+    if not metrics["trained"]:
+        raise AssertionError(f"{name}: nothing was trained")
+    return max(abs(metrics["ratio"] - 1), metrics["ratio_std"])
+
+
+def trained(name: str, folder: Path) -> dict[str, Any]:
+    """Train, export, load -> what was compared: the plain pipeline with the exported weights beside
+    the run's model (``velocity`` at each step, ``images``), and ``moved``, how far it is from the
+    pipeline as it was."""
+    with small():
+        return _trained(name, folder)
+
+
+def _trained(name: str, folder: Path) -> dict[str, Any]:
+    model, run = save(name, folder / "model"), folder / "run"
+    config = load_config(composed("awm", str(model)), [*overrides(name, folder), *FEW], PLUGINS)
+    summary = train(config, run, quiet=True)
+    steps = [row["iteration"] for row in read_rows(run, "metrics.jsonl")]
+    export(run, folder / "out", iteration="last", weights="current", plugins=PLUGINS)
+    ours: Any = open_run(run, iteration="last", weights="current", plugins=PLUGINS)[0]
+    before, after = _plain(name, model), _plain(name, model, folder / "out")
+    compare = _beside_call if isinstance(ours, PipelineCall) else _beside_adapter
+    found = compare(name, ours, before, after)
+    return {
+        "iterations": len(steps) if summary["iterations"] == len(steps) else 0,
+        "samples": len([*(run / "samples").rglob("*.png"), *(run / "samples").rglob("*.mp4")]),
+        "exported": "lora" if config.model.kwargs.get("tune", "lora") == "lora" else "merged",
+        **found,
+    }
+
+
+def _plain(name: str, folder: Path, weights: Path | None = None) -> Any:
+    """Load a pipeline as a user of diffusers does, with what a run exported."""
+    kind: Any = getattr(diffusers, name)
+    if weights is not None and (weights / "model_index.json").exists():
+        return kind.from_pretrained(weights)
+    made = kind.from_pretrained(folder)
+    if weights is not None:
+        if hasattr(made, "load_lora_weights"):
+            made.load_lora_weights(weights)
+        else:  # its network alone takes a LoRA
+            made.transformer.load_lora_adapter(weights, prefix=None, weight_name=LORA_FILE)
+    return made
+
+
+def _beside_call(name: str, ours: PipelineCall, before: Any, after: Any) -> dict[str, float]:
+    """Compare at each state of the plain pipeline's own call."""
+    options = {key: value for key, value in TINY[name].options.items() if key != "tune"}
+    runs = []
+    for plain in (before, after):
+        theirs: Any = from_pipeline(plain, adapter=False, tune="none", **options)
+        layout = theirs.layout(*SIZE)
+        grid = theirs.grid(STEPS, *SIZE)
+        runs.append(public_run(theirs, theirs.asked(PROMPTS[0], layout), grid))
+    ours.sigmas(STEPS, *SIZE)
+    asked = ours.asked(PROMPTS[0], ours.layout(*SIZE))
+    gaps = []
+    with torch.no_grad():
+        for level, x, out in zip(grid.sigmas[:-1], runs[1].x, runs[1].out, strict=True):
+            gaps.append(relative(ours.step_at(x, [level], [asked]).out, out))
+        images = ours.decode(ours.flow_of(runs[1].after[-1], grid.sigmas[-1]))
+    return {
+        "velocity": max(gaps),
+        "images": _gap(images, torch.as_tensor(runs[1].images)),
+        "moved": relative(runs[1].out[0], runs[0].out[0]),
+    }
+
+
+def _beside_adapter(name: str, ours: Any, before: Any, after: Any) -> dict[str, float]:
+    """Compare the images of an Euler loop with those of the plain pipeline's call."""
+    shape = ours.latent_shape(*SIZE)
+    x = torch.randn(1, *shape, generator=generator(0, "kit", 0))
+    sources = [(torch.full((3, *SIZE), 0.5),)] if getattr(ours, "most_sources", 0) else []
+    made = []
+    for plain in (before, after):
+        beside = copy.copy(ours)
+        vars(beside)["pipeline"] = lambda plain=plain: plain
+        with torch.no_grad():
+            made.append(reference(beside, x, [PROMPTS[0]], STEPS, SIZE, sources).images)
+    cond = ours.encode_with_sources([PROMPTS[0]], sources) if sources else ours.encode([PROMPTS[0]])
+    with torch.no_grad():
+        end = sample_ode(
+            ours,
+            cond,
+            sigmas=ours.sigmas(STEPS, *SIZE),
+            shape=shape,
+            group_size=1,
+            generators=[generator(0, "kit", 0)],
+        )
+        images = ours.decode(end)
+    return {"images": _gap(images, made[1]), "moved": relative(made[1], made[0])}
+
+
+def _gap(ours: Tensor, theirs: Tensor) -> float:
+    theirs = theirs.float().reshape(ours.shape)
+    return float((ours - theirs).abs().mean())

@@ -166,7 +166,7 @@ def _tuned(
             file=sys.stderr,
         )
     if options.tiles:
-        decoder = getattr(pipe, "vae", None)
+        decoder: Any = getattr(pipe, "vae", None)
         if not hasattr(decoder, "enable_tiling"):
             raise ModelError(f"model.tiles: a {type(pipe).__name__} does not decode in tiles")
         decoder.enable_tiling()

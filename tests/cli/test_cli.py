@@ -197,6 +197,7 @@ def test_eval_options_and_json_alone(
     want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "tuned": 1.0}
     known = prompts_hash(load_prompts(tmp_path / "p.txt"))
     about = {"prompts": "p", "count": 1, "prompts_hash": known, "guidance": None}
+    assert len(setting.pop("judge")) == 16  # of the source of the plugin's reward
     assert setting == {**want, **about}
 
 

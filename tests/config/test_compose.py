@@ -122,7 +122,7 @@ def test_a_model_of_timesteps_gets_the_sampler_and_the_times_that_it_knows() -> 
         ("diffusion_nft", "qwen_edit", "qwen_edit_plus/diffusion_nft"),  # and of neither
         ("diffusion_nft", "z_image", "sd3/diffusion_nft"),  # images before edits
         ("flow_grpo_fast", "wan_ti2v", "wan/flow_grpo_fast_i2v"),  # its own adapter first
-        ("refl", "sdxl", "shapes/refl"),
+        ("rwr", "sdxl", "shapes/rwr"),
     ],
 )
 def test_the_home_is_the_nearest_config(method: str, model: str, home: str) -> None:
@@ -138,8 +138,8 @@ def test_a_rate_for_all_weights_is_none_for_lora() -> None:
 
 def test_a_variant_of_these_very_weights_is_the_pair() -> None:
     """Wan 2.2's config has another name than the method, and is its published one all the same."""
-    assert composed("flow_grpo_fast", "wan_22").source == "wan/flow_grpo_fast_22 on wan_22"
-    assert PAIR in composed("flow_grpo_fast", "wan_i2v_22").marks.values()
+    assert composed("flow_grpo_fast", "wan22").source == "wan/flow_grpo_fast_22 on wan22"
+    assert PAIR in composed("flow_grpo_fast", "wan_i2v22").marks.values()
 
 
 def test_values_of_a_model_that_has_no_config_are_not_of_the_pair() -> None:

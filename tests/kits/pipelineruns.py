@@ -22,11 +22,12 @@ from flowrl.models.by_call.fence import public_run, relative
 from flowrl.models.by_call.model import PROMPTS, PipelineCall
 from flowrl.models.by_call.options import check_scheduler
 from flowrl.models.facts import adapters
+from flowrl.models.files.lora_read import LORA_FILE
 from flowrl.models.flow_matching import first_order, pack
 from flowrl.models.pipeline import from_pipeline
 from flowrl.models.prompt_encoding import to_pil
 from flowrl.runs.composed import composed
-from flowrl.runs.export.export import LORA_FILE, export
+from flowrl.runs.export.export import export
 from flowrl.runs.folder import read_rows
 from flowrl.runs.open_run import open_run
 from flowrl.runs.train import train

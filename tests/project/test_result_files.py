@@ -148,6 +148,7 @@ ELSEWHERE = {
     "estimates": "tests/cost/test_estimate_table.py",
     "profiles": "tests/cost/test_fit_card.py",
     "published-code": "test_published_code.py",
+    "pairs": "tests/runs/test_every_pair.py",
     "performance-queue": "measurements, of which the file says nothing else",
 }
 """File without a kind -> what holds its numbers."""

@@ -122,7 +122,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="put the method of CONFIG on this model: a name of configs/models such as qwen_image, "
+        help="put the method of CONFIG on this model: a name of configs/models, "
         "a hub id, or a folder; CONFIG may then be a method's name, such as awm",
         autocompletion=complete_model,
     ),

@@ -6,6 +6,7 @@ changed config.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size
-from flowrl.cost.architecture import architecture_of, tuning_of
+from flowrl.cost.architecture import architecture_of, known_facts, tuning_of
 from flowrl.cost.estimate import ENCODERS_ALONE, Estimate, Phase, estimate, judged_phase
 from flowrl.cost.memory import SCORING, can_rest, count_weights, reward_networks, staying
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
@@ -399,8 +400,9 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         for key in wide:
             narrow = change(narrow, key, "bfloat16")
         yield " ".join(turned), narrow
-    if kwargs.get("t5") and config.model.fn == "sd3":
-        yield "model.t5=false", change(config, "model.t5", False)
+    for key, value in known_facts(config).lighter.items():
+        if kwargs.get(key) != value:
+            yield f"model.{key}={json.dumps(value)}", change(config, f"model.{key}", value)
     if kwargs.get("tune") == "full":
         yield "model.tune=lora", change(change(config, "model.layers", None), "model.tune", "lora")
     elif (
@@ -528,5 +530,5 @@ def _network_bytes(config: Config) -> int:
     architecture, tuning = architecture_of(config), tuning_of(config)
     if not architecture.known:
         return 0
-    counted = count_weights(architecture, config.model.fn, tuning)
+    counted = count_weights(architecture, tuning)
     return counted.network * tuning.network_dtype.itemsize

@@ -13,7 +13,7 @@ import torch
 
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.tables import flop, text_table
-from flowrl.cost.architecture import VIDEO, architecture_of, text_shape, tuning_of
+from flowrl.cost.architecture import architecture_of, known_facts, text_shape, tuning_of
 from flowrl.cost.cards import CARDS, LEAST, MOST, Card, Work, cards_of, time_text
 from flowrl.cost.estimate import MOST_UNKNOWN, Estimate, evaluated_at_once, judged
 from flowrl.cost.meta_run import meta_run, workload_of
@@ -58,7 +58,7 @@ def times_of(found: Estimate, iterations: int = ITERATIONS) -> Times | None:
     c = found.config
     short = tuning_of(c).dtype.itemsize == torch.bfloat16.itemsize
     work = {name: _wide_or_short(count * iterations, short) for name, count in found.flops.items()}
-    if c.model.fn in VIDEO:  # whose VAE stays in float32
+    if known_facts(c).video:  # whose VAE stays in float32
         work["decode"] = Work(wide=work["decode"].operations)
     # every image of an iteration is scored by all rewards
     cost = found.forecast.work
@@ -100,7 +100,7 @@ def _evaluation(found: Estimate, iterations: int, *, short: bool) -> Work:
     # all that is drawn, and what judges it
     drawn = images + grids * c.samples.prompts
     sampled = _wide_or_short(drawn * c.eval.steps * call, short)
-    decoding = _wide_or_short(drawn * decoded, short and c.model.fn not in VIDEO)
+    decoding = _wide_or_short(drawn * decoded, short and not known_facts(c).video)
     scored, _ = rewards_work(c, images, prompts * rounds)
     return Work(*(sum(ones) for ones in zip(sampled, decoding, scored, strict=True)))
 

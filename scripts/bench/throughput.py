@@ -27,7 +27,7 @@ from flowrl.core.installation import environment
 from flowrl.core.prompts import batch_for
 from flowrl.core.tables import size, text_table
 from flowrl.core.types import Cond, FlowModel, RewardBatch, medians
-from flowrl.cost.architecture import VIDEO, tuning_of
+from flowrl.cost.architecture import known_facts, tuning_of
 from flowrl.cost.cards import CARDS
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
@@ -341,7 +341,7 @@ def _absent(found: Estimate, *, vae: bool) -> int:
     """Return the bytes of the parts that an estimate counts and a random model leaves out: a VAE
     that nothing asks for (that of videos is always there), and text encoders, unless these work on
     the CPU and are not in the estimate."""
-    tuning, video = tuning_of(found.config), found.config.model.fn in VIDEO
+    tuning, video = tuning_of(found.config), known_facts(found.config).video
     if tuning.runtime.offload or found.weights is None:
         return 0
     gone = 0

@@ -14,7 +14,7 @@ from flowrl.config.compose import ASKED, MODEL, OTHER, OURS, PAIR, is_ours, leav
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, list_models, resource
-from flowrl.models.pipeline import ADAPTERS
+from flowrl.models.facts import adapters, fn_of
 from flowrl.runs.composed import SHAPES, composed, is_method
 
 
@@ -24,7 +24,8 @@ def test_every_adapter_has_a_file() -> None:
     for name in list_models():
         text = resource(f"configs/models/{name}.yaml").read_text(encoding="utf-8")
         files[name] = read_piece(text, name).raw
-    assert {raw["model"]["fn"] for raw in files.values()} == {*ADAPTERS.values(), "pipeline"}
+    named = {*map(fn_of, adapters()), "pipeline"}
+    assert {raw["model"]["fn"] for raw in files.values()} == named
     some = {"unguided", "plan", "instead"}
     assert {key for raw in files.values() for key in raw} - some == set(files["flux"])
     assert list_models() == sorted(files) and not any(

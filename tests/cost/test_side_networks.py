@@ -24,7 +24,7 @@ from flowrl.core.devices import DTYPES
 from flowrl.cost import side_networks
 from flowrl.cost.architecture import architecture_of, build
 from flowrl.cost.side_networks import Tower, encoding_work, reward_call_work, rewards_work
-from flowrl.models.tiny import TINY, save_tiny
+from flowrl.models.tiny import save_tiny, tinies
 from rewards._backbones.blip import ImageRewardNet, Sizes
 
 pytestmark = pytest.mark.integration
@@ -58,7 +58,7 @@ def reader(network: nn.Module) -> Any:
 def test_text_encoders_of_tiny_pipelines(name: str, tmp_path: Path) -> None:
     """T5, both kinds of CLIP, Qwen2.5-VL, Qwen3, Mistral and UMT5: all products with weights and
     all of attention, within what a projection of one token is."""
-    assert name in TINY
+    assert name in tinies()
     folder, fn = save_tiny(name, tmp_path / "model"), name.replace("sd3.5", "sd3")
     config = load_config(f"{fn}/{'spo' if fn == 'sdxl' else 'flow_grpo_fast'}")
     config.model.kwargs["path"] = f"{folder}"

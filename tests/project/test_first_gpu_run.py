@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.files import read_json
-from flowrl.cost.architecture import NETWORK
+from flowrl.cost.architecture import facts_of
 from flowrl.runs.view import app
 
 pytestmark = pytest.mark.integration
@@ -193,7 +193,7 @@ def test_the_tables_are_of_the_page(tmp_path: Path) -> None:
     assert {f"{row['gigabytes']}gb" for row in rows} == set(SIZES)
     for row in rows:
         config = load_config(row["config"])
-        assert config.model.fn in NETWORK and row["fits"]
+        assert facts_of(config) and row["fits"]
         assert row["batch"][0] == changes["train"]["prompts"]
         assert row["batch"][1] == config.train.group
     assert sum(row["config"] == "sd3/flow_grpo_fast" for row in rows) == 3

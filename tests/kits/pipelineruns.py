@@ -22,7 +22,6 @@ from flowrl.doctor.parity import reference
 from flowrl.models.by_call.fence import public_run, relative
 from flowrl.models.by_call.model import PROMPTS, PipelineCall
 from flowrl.models.by_call.options import check_scheduler
-from flowrl.models.files.lora_read import LORA_FILE
 from flowrl.models.pipeline import ADAPTERS, from_pipeline
 from flowrl.runs.composed import composed
 from flowrl.runs.export.export import export

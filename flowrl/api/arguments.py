@@ -9,7 +9,13 @@ own objects.
   gone through, a ``datasets.Dataset``;
 - `rewards`: a function, the name of a shipped reward, a list of these, or a mapping by name;
 - `overrides`: ``key=value`` texts or a mapping, and each section of a config as a keyword;
-- `plugins`: packages that the config may name functions of.
+- `plugins`: packages that the config may name functions of;
+- `profile`: the memory of a card that it has to fit, "24gb", "22.4gb" or "auto", as ``--profile``;
+- `callbacks`: parts that join the training loop, where there is one;
+- `track`: experiment trackers that are told of a run, or of an evaluation.
+
+These stand in `config_of` once: the calls take ``**given: Unpack[Given]``, which editors and mypy
+complete and check, and `takes_given` gives each of them the signature with all of it.
 
 A wrong type is one ConfigError that names the argument and shows what it may be.
 """
@@ -17,12 +23,13 @@ A wrong type is one ConfigError that names the argument and shows what it may be
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from flowrl.api.given_lists import both_lists, prompts_of
 from flowrl.api.given_models import ModelLike, is_pipeline, with_model
@@ -36,8 +43,10 @@ from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.part import Part
 from flowrl.core.processes import world
+from flowrl.cost.fit_card import fitted
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.runs.composed import composed, is_method, is_model_file
+from flowrl.runs.trackers import trackers_given
 from flowrl.training.parts import check_part
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
@@ -46,13 +55,7 @@ RewardLike = Callable[..., Any] | str
 RewardsLike = RewardLike | Sequence[RewardLike] | Mapping[str, Any]
 Overrides = Mapping[str, Any] | Sequence[str]
 Values = Mapping[str, Any]
-
-
-# what the calls take beside sections
-_ARGUMENTS = (
-    *("model", "prompts", "test_prompts", "rewards", "overrides", "plugins"),
-    *("callbacks", "track"),
-)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Sections(TypedDict, total=False):
@@ -86,8 +89,24 @@ class Sections(TypedDict, total=False):
     monitors: Values
 
 
+class Given(Sections, total=False):
+    """What every call takes beside its config: the arguments of `config_of`."""
+
+    model: ModelLike | None
+    prompts: PromptsLike | None
+    test_prompts: PromptsLike | None
+    rewards: RewardsLike | None
+    overrides: Overrides
+    plugins: Sequence[str]
+    callbacks: Sequence[Part]
+    profile: str | None
+    track: Sequence[str]
+
+
 def config_of(
     config: ConfigLike,
+    quiet: bool = True,
+    /,
     *,
     model: ModelLike | None = None,
     prompts: PromptsLike | None = None,
@@ -96,18 +115,21 @@ def config_of(
     overrides: Overrides = (),
     plugins: Sequence[str] = (),
     callbacks: Sequence[Part] = (),
-    sections: Mapping[str, Any] | None = None,
-    quiet: bool = True,
+    profile: str | None = None,
+    track: Sequence[str] = (),
+    **sections: Unpack[Sections],
 ) -> Config:
     """Return the config that a call asks for. Without `quiet` what was decided is said on stderr.
 
+    `callbacks` become parts of the config; the names of `track` are checked, here as in each call.
     Raises ConfigError for an argument of a wrong type, and as `load_config` does; DataError for a
     list of prompts that is none.
     """
-    given = dict(sections or {})
+    trackers_given(track)
+    given: dict[str, Any] = {**sections}
     for name in given:
         if name not in ORDER:
-            known = [*_ARGUMENTS, *Sections.__annotations__]
+            known = [*Given.__annotations__, *Sections.__annotations__]
             raise ConfigError(f"the call {unknown(name, known, 'argument')}{_in_a_section(name)}")
     if isinstance(model, Mapping):  # of a section only the keys that are given change
         given, model = {**given, "model": model}, None
@@ -125,7 +147,34 @@ def config_of(
         made = with_model(made, model)
     made = _of_frames(made, quiet=quiet)
     made = _with_parts(made, callbacks)
-    return _with_prompts(made, prompts, test_prompts, quiet=quiet)
+    made = _with_prompts(made, prompts, test_prompts, quiet=quiet)
+    return made if profile is None else _fitting(made, profile, texts, quiet=quiet)
+
+
+def _fitting(config: Config, profile: Any, given: Sequence[str], *, quiet: bool) -> Config:
+    """Return the config as it fits a profile's card. Raises ConfigError."""
+    if not isinstance(profile, str):
+        raise ConfigError(f"profile: expected the memory of a card, '24gb', got {show(profile)}")
+    found = fitted(config, profile, given)
+    say(found.said, quiet=quiet)
+    return load_config(config, found.overrides)
+
+
+def takes_given(call: F) -> F:
+    """Give a call that ends in ``**given: Unpack[Given]`` the signature that this stands for, with
+    the arguments of `config_of` and the sections by name: what `help`, notebooks and
+    `inspect.signature` show."""
+    own = inspect.signature(call)
+    shared = inspect.signature(config_of).parameters
+    *mine, _ = own.parameters.values()
+    # arguments of the call that come by place stand first, then the shared ones, then its own
+    named = [one for one in mine if one.kind is one.KEYWORD_ONLY]
+    first = [one for one in mine if one.kind is not one.KEYWORD_ONLY]
+    middle = [shared[name] for name in shared if name in Given.__annotations__]
+    call.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*first, *middle, *named, shared["sections"]]
+    )
+    return call
 
 
 def _with_parts(config: Config, callbacks: Any) -> Config:

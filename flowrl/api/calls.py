@@ -1,31 +1,30 @@
 """The functions of the Python door. Each takes what `flowrl.api.arguments` describes, and the
-sections of a config as keywords: ``train={"iterations": 20}``, ``seed=3``."""
+sections of a config as keywords: ``train={"iterations": 20}``, ``seed=3``. These stand there once,
+as `Given`; here are the arguments that a call has alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from flowrl.api.arguments import (
     ConfigLike,
-    Overrides,
-    PromptsLike,
-    RewardsLike,
-    Sections,
+    Given,
     config_of,
     parts_given,
     python_objects,
+    takes_given,
 )
-from flowrl.api.given_models import GivenPipeline, ModelLike
+from flowrl.api.given_models import GivenPipeline
 from flowrl.api.trained_run import TrainedRun
 from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError
-from flowrl.core.part import Part
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.estimate import estimate as work_out
 from flowrl.doctor.examine import examine
@@ -39,25 +38,19 @@ from flowrl.runs.evaluate import evaluate as judge
 from flowrl.runs.given_lists import keep_lists
 from flowrl.runs.open_run import untrained
 from flowrl.runs.start_run import Resume
+from flowrl.runs.trackers import Tracker, eval_numbers, open_trackers, trackers_given
 from flowrl.runs.train import train as train_run
 from flowrl.training.trainer import Trainer as _Trainer
 
 
+@takes_given
 def train(
     config: ConfigLike,
     run: str | os.PathLike[str] | None = None,
     *,
-    model: ModelLike | None = None,
-    prompts: PromptsLike | None = None,
-    test_prompts: PromptsLike | None = None,
-    rewards: RewardsLike | None = None,
-    overrides: Overrides = (),
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Part] = (),
-    track: Sequence[str] = (),
     resume: Resume = False,
     quiet: bool = False,
-    **sections: Unpack[Sections],
+    **given: Unpack[Given],
 ) -> TrainedRun:
     """Train in the folder `run` -> the run, with what became of it.
 
@@ -72,24 +65,11 @@ def train(
     ConfigError, DataError and ModelError before anything is trained, then what
     `flowrl.runs.train.train` raises.
     """
-    chosen = config_of(
-        config,
-        model=model,
-        prompts=prompts,
-        test_prompts=test_prompts,
-        rewards=rewards,
-        overrides=overrides,
-        plugins=plugins,
-        sections=sections,
-        quiet=quiet,
-    )
+    # the loop gets the program's own parts, not copies of them
+    callbacks, track = parts_given(given.pop("callbacks", ())), given.get("track", ())
+    chosen = config_of(config, quiet, **given)
     done = train_run(
-        chosen,
-        run,
-        resume=resume,
-        quiet=quiet,
-        track=_names(track, "track"),
-        callbacks=parts_given(callbacks),
+        chosen, run, resume=resume, quiet=quiet, track=trackers_given(track), callbacks=callbacks
     )
     return TrainedRun.after(Path(done["run"]), chosen)
 
@@ -104,137 +84,88 @@ class Trainer(_Trainer):
             metrics = trainer.step()
     """
 
+    @takes_given
     def __init__(
         self,
         config: ConfigLike,
-        *,
-        model: ModelLike | None = None,
-        prompts: PromptsLike | None = None,
-        test_prompts: PromptsLike | None = None,
-        rewards: RewardsLike | None = None,
-        overrides: Overrides = (),
-        plugins: Sequence[str] = (),
-        callbacks: Sequence[Part] = (),
-        **sections: Unpack[Sections],
+        **given: Unpack[Given],
     ) -> None:
-        """Arguments are those of `train`. Raises as it does before anything is trained."""
-        chosen = config_of(
-            config,
-            model=model,
-            prompts=prompts,
-            test_prompts=test_prompts,
-            rewards=rewards,
-            overrides=overrides,
-            plugins=plugins,
-            sections=sections,
-        )
-        super().__init__(chosen, callbacks=parts_given(callbacks))
+        """Arguments are those of `train`; trackers are told the metrics of each step, and close
+        with the trainer or the program. Raises as `train` does before anything is trained."""
+        callbacks, track = parts_given(given.pop("callbacks", ())), given.get("track", ())
+        chosen = config_of(config, **given)
+        super().__init__(chosen, callbacks=callbacks)
+        self._trackers = open_trackers(trackers_given(track), None, chosen.to_dict())
+        weakref.finalize(self, _close, self._trackers)
+
+    def step(self) -> dict[str, float]:
+        """Train one iteration -> its metrics."""
+        metrics = super().step()
+        for tracker in self._trackers:
+            tracker.log(self.iteration - 1, metrics)
+        return metrics
 
 
+@takes_given
 def evaluate(
     config: ConfigLike,
-    *,
-    model: ModelLike | None = None,
-    prompts: PromptsLike | None = None,
-    test_prompts: PromptsLike | None = None,
-    rewards: RewardsLike | None = None,
-    overrides: Overrides = (),
-    plugins: Sequence[str] = (),
-    **sections: Unpack[Sections],
+    **given: Unpack[Given],
 ) -> dict[str, Any]:
     """Judge a model that flowrl did not train, with the `eval` section of a config -> the report: a
     line as of ``eval.jsonl``. What a run trained is judged by ``flowrl.open(run).evaluate()``.
 
-    All `prompts` are judged by, or `test_prompts`, or else those of the config.
+    All `prompts` are judged by, or `test_prompts`, or else those of the config. Trackers are told
+    the scores. `callbacks` join a training loop, and here is none: they are only checked.
     """
-    chosen = config_of(
-        config,
-        model=model,
-        test_prompts=prompts if test_prompts is None else test_prompts,
-        rewards=rewards,
-        overrides=overrides,
-        plugins=plugins,
-        sections=sections,
-    )
+    parts_given(given.pop("callbacks", ()))
+    prompts = given.pop("prompts", None)
+    if given.get("test_prompts") is None:
+        given["test_prompts"] = prompts
+    chosen = config_of(config, **given)
     made, base = untrained(chosen)
-    return judge(made, chosen, base=base)
+    report = judge(made, chosen, base=base)
+    for tracker in open_trackers(trackers_given(given.get("track", ())), None, chosen.to_dict()):
+        tracker.log(0, eval_numbers(report))
+        tracker.close()
+    return report
 
 
+@takes_given
 def estimate(
     config: ConfigLike,
-    *,
-    model: ModelLike | None = None,
-    prompts: PromptsLike | None = None,
-    test_prompts: PromptsLike | None = None,
-    rewards: RewardsLike | None = None,
-    overrides: Overrides = (),
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Part] = (),
-    **sections: Unpack[Sections],
+    **given: Unpack[Given],
 ) -> Estimate:
     """Work out what a config takes, without a weight or a GPU: parameters, memory, calls.
 
     Of a model object that has no folder on the disk, memory is not counted (see its `note`).
     """
-    chosen = config_of(
-        config,
-        model=model,
-        prompts=prompts,
-        test_prompts=test_prompts,
-        rewards=rewards,
-        overrides=overrides,
-        plugins=plugins,
-        callbacks=callbacks,
-        sections=sections,
-    )
+    chosen = config_of(config, **given)
     return work_out(_with_settings(chosen))
 
 
+@takes_given
 def doctor(
     config: ConfigLike,
     *,
-    model: ModelLike | None = None,
-    prompts: PromptsLike | None = None,
-    test_prompts: PromptsLike | None = None,
-    rewards: RewardsLike | None = None,
-    overrides: Overrides = (),
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Part] = (),
     only: Collection[str] = (),
     known: Sequence[str] = (),
     card: float | None = None,
     progress: Callable[[str], object] = lambda name: None,
-    **sections: Unpack[Sections],
+    **given: Unpack[Given],
 ) -> Checkup:
     """Examine a config before hours are spent on it -> what was found (docs/doctor.md).
 
     `only` names sections of the examination, `known` the findings that are meant so; `card` has the
     gigabytes of a card to fit; `progress` gets the name of each section as it begins.
     """
-    chosen = config_of(
-        config,
-        model=model,
-        prompts=prompts,
-        test_prompts=test_prompts,
-        rewards=rewards,
-        overrides=overrides,
-        plugins=plugins,
-        callbacks=callbacks,
-        sections=sections,
-    )
+    chosen = config_of(config, **given)
     return examine(chosen, only=only, known=known, card=card, progress=progress)
 
 
+@takes_given
 def compare(
     configs: Sequence[ConfigLike],
     *,
-    model: ModelLike | None = None,
-    prompts: PromptsLike | None = None,
-    test_prompts: PromptsLike | None = None,
-    rewards: RewardsLike | None = None,
-    overrides: Overrides = (),
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Part] = (),
     seeds: Sequence[int] = (0, 1, 2),
     nfe: float = 60_000,
     seconds: float = 90,
@@ -250,7 +181,7 @@ def compare(
     out: str | Path = "runs/compare/result.json",
     processes: int = 1,
     quiet: bool = False,
-    **sections: Unpack[Sections],
+    **given: Unpack[Given],
 ) -> Result:
     """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
 
@@ -263,36 +194,28 @@ def compare(
     _check_numbers(nfe=nfe, seconds=seconds, points=points, processes=processes)
     own = _whole(seeds, "seeds", "(0, 1, 2)")
     folder = folder_of(runs, "runs")
-    shared = {"model": model, "prompts": prompts, "test_prompts": test_prompts}
-    shared |= {"rewards": rewards, "overrides": overrides, "plugins": plugins}
-    shared |= {"callbacks": callbacks, "sections": sections}
-    given = _for_runs(configs, shared, folder, processes, quiet=quiet)
+    chosen = _for_runs(configs, given, folder, processes, quiet=quiet)
     chosen_by = (search_share, search_prompts, search_images)
     search = Search(tuple(lr_search), search_seed, *chosen_by) if lr_search else None
     what = Comparison(
-        configs=tuple(given),
+        configs=tuple(chosen),
         seeds=own,
         budgets=Budgets(nfe, seconds, points, clock, count),
         runs=folder,
         out=Path(out),
         search=search,
         processes=processes,
-        given=given,
+        given=chosen,
+        track=trackers_given(given.get("track", ())),
     )
     return run_comparison(what, quiet=quiet)
 
 
+@takes_given
 def tune(
     config: ConfigLike,
     space: Mapping[str, Any] | Sequence[str],
     *,
-    model: ModelLike | None = None,
-    prompts: PromptsLike | None = None,
-    test_prompts: PromptsLike | None = None,
-    rewards: RewardsLike | None = None,
-    overrides: Overrides = (),
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Part] = (),
     trials: int = 0,
     search: Literal["tpe", "random", "grid"] | None = None,
     search_seed: int = 0,
@@ -304,7 +227,7 @@ def tune(
     out: str | Path = "runs/tune",
     processes: int = 1,
     quiet: bool = False,
-    **sections: Unpack[Sections],
+    **given: Unpack[Given],
 ) -> dict[str, Any]:
     """Search the settings that serve a config best, with Optuna, on equal budgets -> the result,
     also in the folder `out` with the best trial as ``best.yaml``.
@@ -315,10 +238,7 @@ def tune(
     """
     _check_numbers(nfe=nfe, trials=trials, processes=processes)
     folder = folder_of(out, "out")
-    shared = {"model": model, "prompts": prompts, "test_prompts": test_prompts}
-    shared |= {"rewards": rewards, "overrides": overrides, "plugins": plugins}
-    shared |= {"callbacks": callbacks, "sections": sections}
-    ((label, chosen),) = _for_runs([config], shared, folder, processes, quiet=quiet).items()
+    ((label, chosen),) = _for_runs([config], given, folder, processes, quiet=quiet).items()
     what = Tuning(
         config=label,
         space=read_space(_space(space)),
@@ -333,6 +253,7 @@ def tune(
         counted=count,
         processes=processes,
         given=chosen,
+        track=trackers_given(given.get("track", ())),
     )
     return run_tuning(what, quiet=quiet)
 
@@ -392,9 +313,13 @@ def _for_runs(
     """Return configs for the runs in a folder by what they are called, with their lists as files
     there. Raises ConfigError for two of one name, and for objects that other processes do not
     have."""
+    # what can be gone through only once is there for every config
+    for name in ("prompts", "test_prompts"):
+        if isinstance(shared.get(name), Iterator):
+            shared = {**shared, name: [*shared[name]]}
     given: dict[str, Config] = {}
     for config in configs:
-        chosen = config_of(config, **shared, quiet=quiet or bool(given))
+        chosen = config_of(config, quiet or bool(given), **shared)
         label = os.fspath(config) if isinstance(config, str | os.PathLike) else chosen.name
         if label in given:
             raise ConfigError(
@@ -425,10 +350,7 @@ def _with_settings(config: Config) -> Config:
     )
 
 
-def _names(names: Any, what: str) -> Sequence[str]:
-    """Return names of trackers; one alone is a list of one."""
-    if isinstance(names, str):
-        return [names]
-    if not isinstance(names, list | tuple):
-        raise ConfigError(f"{what}: expected a list of names, as in ['wandb'], got {show(names)}")
-    return names
+def _close(trackers: Sequence[Tracker]) -> None:
+    """Let trackers write what they still have."""
+    for tracker in trackers:
+        tracker.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,9 @@ from flowrl.config.values import show
 from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
 from flowrl.core.types import FlowModel
+from flowrl.models.facts import facts_of, fn_of
 from flowrl.models.loading import locate
-from flowrl.models.pipeline import ADAPTERS, class_of, from_pipeline
+from flowrl.models.pipeline import class_of, from_pipeline
 
 ModelLike = str | os.PathLike[str] | Mapping[str, Any] | FlowModel | Any
 ANY = "pipeline"  # the adapter of a class that has none of its own
@@ -50,8 +51,9 @@ class GivenModel:
 class GivenPipeline:
     """A loaded pipeline of diffusers, which stays as it is; each call makes a model of it."""
 
-    def __init__(self, pipe: Any, path: str) -> None:
-        self.pipe, self.path = pipe, path
+    def __init__(self, pipe: Any, path: str, made: Callable[..., Any]) -> None:
+        """``made`` loads a folder of its class, and states the same of it."""
+        self.pipe, self.path, self.facts = pipe, path, facts_of(made)
 
     def __call__(self, path: str, **options: Any) -> FlowModel:
         """Make a model with options of the config; its weights are those of the pipeline."""
@@ -105,7 +107,7 @@ def _with_pipeline(config: Config, pipe: Any) -> Config:
     asked = {name.removeprefix("model.") for name in _overridden(config)}
     kept = {key: value for key, value in own.items() if key not in asked}
     made = _adapted(config, _adapter(type(pipe).__name__), kept)
-    call = replace(made.model, function=GivenPipeline(pipe, path))
+    call = replace(made.model, function=GivenPipeline(pipe, path, made.model.function))
     return replace(made, model=call)
 
 
@@ -114,7 +116,7 @@ def _overridden(config: Config) -> list[str]:
 
 
 def _adapter(kind: str) -> str:
-    return ADAPTERS.get(kind, ANY)
+    return fn_of(kind) or ANY
 
 
 def _adapted(config: Config, adapter: str, own: Mapping[str, Any]) -> Config:

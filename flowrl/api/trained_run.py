@@ -150,7 +150,7 @@ class TrainedRun:
             test_prompts=prompts,
             rewards=rewards,
             overrides=overrides,
-            sections=sections,
+            **sections,
         )
         opened = self._opened
         return evaluate(opened.model, chosen, base=opened.base)
@@ -258,7 +258,7 @@ class TrainedRun:
         """Go on with training from the newest checkpoint -> the run as it is then. How long it
         trains and when it looks at itself may change: ``train={"iterations": 40}``."""
         chosen = self.config.replace(**sections)
-        train(chosen, self.folder, resume="auto", quiet=quiet, track=track, callbacks=callbacks)
+        train(chosen, self.folder, resume="changed", quiet=quiet, track=track, callbacks=callbacks)
         return TrainedRun.after(self.folder, chosen)
 
     @cached_property

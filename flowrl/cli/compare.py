@@ -124,6 +124,7 @@ def compare(
     figures: Figures = None,
     report_only: ReportOnly = False,
     processes: Processes = 1,
+    track: options.Track,
     quiet: Quiet = False,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -137,6 +138,7 @@ def compare(
     from flowrl.runs.compare import compare as room
     from flowrl.runs.compare.budgets import Budgets
     from flowrl.runs.compare.tables import terminal
+    from flowrl.runs.trackers import trackers_given
 
     options.quiet_libraries()
     _check_configs(configs, report_only=report_only)
@@ -152,11 +154,8 @@ def compare(
             chosen_by = (search_prompts, search_images)
             search = room.Search(tuple(lr_search), search_seed, search_share, *chosen_by)
         what = room.Comparison(tuple(configs), tuple(seeds), budgets, runs, out, search)
-        more: dict[str, Any] = {
-            "overrides": tuple(changes),
-            "plugins": tuple(plugin),
-            "processes": processes,
-        }
+        more: dict[str, Any] = {"overrides": tuple(changes), "plugins": tuple(plugin)}
+        more |= {"processes": processes, "track": trackers_given(track)}
         result = room.run_comparison(what._replace(**more), quiet=quiet)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)

@@ -30,7 +30,7 @@ def configs(
     from flowrl.core.shipped_files import config_file, list_configs
 
     if model is not None and name is None:
-        raise ConfigError("--model: name a method or a config: flowrl configs awm --model flux2")
+        raise ConfigError("--model: name a method or a config: flowrl configs awm --model NAME")
     if name is None:
         show_or_write("\n".join(list_configs()), list_configs(), json)
     elif json is not None:

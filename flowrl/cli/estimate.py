@@ -37,12 +37,12 @@ def estimate(
     """
     from flowrl.core.files import is_stdout
     from flowrl.cost.estimate import estimate as estimated
-    from flowrl.cost.fit_card import PROFILES, card_size, profile_that_fits, short_verdict
+    from flowrl.cost.fit_card import card_size, profile_of, profile_that_fits, short_verdict
     from flowrl.cost.report import estimate_as_json, estimate_text
 
     options.quiet_libraries()
     chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
-    named = None if profile is None else PROFILES[profile].gigabytes
+    named = None if profile is None else profile_of(profile).gigabytes
     gigabytes = card if card is not None else named or card_size() or CARD
     if not gigabytes > 0:
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
@@ -57,7 +57,7 @@ def estimate(
     with working("looking for the profile that fits"):
         over = found.largest is not None and ": no, " in fits and profile is None
         tried = profile_that_fits(chosen, gigabytes=gigabytes) if over else None
-    if tried is not None:
+    if tried is not None and tried.phase is not None:
         says = "fits" if tried.fits else "is not enough"
         line = f"--profile {tried.name} {says}: {size(tried.phase.bytes)} in {tried.phase.name}"
         facts["card"] |= {"profile": tried.name, "profile_fits": tried.fits}

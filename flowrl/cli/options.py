@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from flowrl.config.load import Config
+    from flowrl.cost.fit_card import Fitted
     from flowrl.runs.open_run import Target
 
 DEFAULT = "shapes/flow_grpo"
@@ -121,7 +122,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="put the method of CONFIG on this model: a name of configs/models such as qwen_image, "
+        help="put the method of CONFIG on this model: a name of configs/models, "
         "a hub id, or a folder; CONFIG may then be a method's name, such as awm",
         autocompletion=complete_model,
     ),
@@ -167,10 +168,20 @@ Profile = Annotated[
     str | None,
     typer.Option(
         metavar="CARD",
-        help="settings for a card of 24gb, 48gb or 80gb: checkpointing, offload, smaller batches, "
-        "and nf4 under LoRA where the network takes more than half of it; where that is not enough "
-        "rewards that rest while they do not score, LoRA of rank 16 and 8-bit AdamW; overrides "
-        "stand above it",
+        help="make it fit a card: 24gb, 48gb, 80gb, another size, or auto, this GPU. A config that "
+        "fits stays as it is; else checkpointing, offload, smaller batches, and nf4 under LoRA "
+        "where the network takes more than half of the card; where that is not enough rewards that "
+        "rest while they do not score, LoRA of rank 16 and 8-bit AdamW; overrides stand above it",
+    ),
+]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        default_factory=list,
+        show_default=False,
+        metavar="TRACKER",
+        help="tell wandb, trackio or swanlab, too; repeatable",
+        autocompletion=lambda: ["wandb", "trackio", "swanlab"],
     ),
 ]
 Json = Annotated[
@@ -196,14 +207,13 @@ def load_fitted(
 def fitted(
     config: str | Mapping[str, Any], given: list[str], plugins: list[str], profile: str | None
 ) -> list[str]:
-    """Return the overrides that were given with the settings of a profile under them, and say on
-    stderr which these are. Those of rewards stand above, for a reward may itself be given, but for
-    an `offload` that is. Raise ConfigError."""
+    """Return the overrides that were given and the settings of a profile, which change none of
+    these, and say on stderr what they are, and why. Raise ConfigError."""
     if profile is None:
         return given
-    changes, others, of_rewards = _settings(config, given, plugins, profile)
-    _say_profile(profile, [*changes, *others, *of_rewards])
-    return [*changes, *others, *given, *of_rewards]
+    found = _settings(config, given, plugins, profile)
+    typer.echo(found.said, err=True)
+    return [*given, *found.overrides]
 
 
 def fitted_alike(
@@ -215,7 +225,7 @@ def fitted_alike(
         return given
     every = []
     for config in configs:
-        every.append(sum(_settings(config, given, plugins, profile), []))
+        every.append(_settings(config, given, plugins, profile).overrides)
     # the smallest batch is enough for all
     found: dict[str, str] = {}
     for text in sum(every, []):
@@ -231,21 +241,12 @@ def fitted_alike(
 
 def _settings(
     config: str | Mapping[str, Any], given: list[str], plugins: list[str], profile: str
-) -> tuple[list[str], list[str], list[str]]:
-    """Return a profile's own overrides, what else makes the config fit its card, and of that the
-    settings of rewards."""
+) -> Fitted:
+    """Return what a profile makes of a config. Raise ConfigError."""
     from flowrl.config.load import load_config
-    from flowrl.cost.fit_card import profile_overrides, what_fits
+    from flowrl.cost import fit_card
 
-    # the config as it would be without a profile, then with its settings
-    changes = profile_overrides(load_config(config, given, plugins), profile)
-    found = load_config(config, [*changes, *given], plugins)
-    told = {text.partition("=")[0] for text in given if "offload" in text}
-    wanted = what_fits(found, profile)
-    # settings of rewards go last, but not against an `offload` that was given
-    others = [text for text in wanted if not text.startswith("rewards.")]
-    of_rewards = [text for text in wanted if text not in others and not _parents(text) & told]
-    return changes, others, of_rewards
+    return fit_card.fitted(load_config(config, given, plugins), profile, given)
 
 
 def _say_profile(profile: str, changes: list[str]) -> None:
@@ -272,12 +273,6 @@ def fitted_target(
     kept = [text for text in changes if text.partition("=")[0] in SAME_IMAGES]
     _say_profile(profile, kept)
     return [*kept, *given]
-
-
-def _parents(override: str) -> set[str]:
-    """Return the key of an override and those that hold it: "a.b.c", "a.b", "a"."""
-    parts = override.partition("=")[0].split(".")
-    return {".".join(parts[: n + 1]) for n in range(len(parts))}
 
 
 Name = Annotated[

@@ -29,6 +29,14 @@ Votes = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="address to listen on")]
 Port = Annotated[int, typer.Option(help="0 = a free one")]
+VoteLink = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN@N,RUN@N",
+        help="print a link to send that opens the blind vote on these two checkpoints and nothing "
+        "else; waiting: on what runs in training ask",
+    ),
+]
 TokenEnv = Annotated[
     str, typer.Option(metavar="NAME", help="environment variable with the viewers' token")
 ]
@@ -84,10 +92,22 @@ def view(
     host: Host = "127.0.0.1",
     port: Port = 8322,
     token_env: TokenEnv = "",
+    vote_link: VoteLink = None,
     json: options.Json = None,
 ) -> None:
     """Look at runs in a browser while they train, and take blind votes on their images."""
     from flowrl.runs.view.app import serve_view
 
     box = votes or runs / "votes"
-    serve_view(runs, box=box, host=host, port=port, token_env=token_env, json=json)
+    where: dict[str, Any] = {"host": host, "port": port, "token_env": token_env, "json": json}
+    serve_view(runs, box=box, vote_link=_about(vote_link), **where)
+
+
+def _about(vote_link: str | None) -> tuple[str, ...] | None:
+    """Return what a link is about: two checkpoints, or () for what waits. Raise BadParameter."""
+    if vote_link is None or vote_link == "waiting":
+        return None if vote_link is None else ()
+    found = tuple(name.strip() for name in vote_link.split(","))
+    if len(found) != 2:
+        raise typer.BadParameter(f"--vote-link: expected RUN@N,RUN@N or waiting, got {vote_link}")
+    return found

@@ -16,6 +16,7 @@ from flowrl.core.errors import ConfigError
 if TYPE_CHECKING:
     from flowrl.config.compose import Composition
     from flowrl.config.load import Config
+    from flowrl.runs.start_run import Resume as How
 
 AUTO = Path("auto")
 OptionalConfig = Annotated[
@@ -39,8 +40,8 @@ Resume = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN",
-        help="go on with a run from its newest whole checkpoint; auto: begin CONFIG, or go on with "
-        "it where it has begun",
+        help="go on with a run from its newest whole checkpoint, train.iterations=N for longer; "
+        "auto: begin CONFIG, or go on with it where it has begun",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="the same as seed=N")]
@@ -53,16 +54,6 @@ Rehearse = Annotated[
     typer.Option(
         "--rehearse",
         help="one iteration on a tiny random model of the same class, and nothing is kept",
-    ),
-]
-Track = Annotated[
-    list[str],
-    typer.Option(
-        default_factory=list,
-        show_default=False,
-        metavar="TRACKER",
-        help="tell wandb, trackio or swanlab, too; repeatable",
-        autocompletion=lambda: ["wandb", "trackio", "swanlab"],
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
@@ -79,7 +70,7 @@ def train(
     model: options.Model = None,
     dry_run: DryRun = False,
     rehearse: Rehearse = False,
-    track: Track,
+    track: options.Track,
     quiet: Quiet = False,
     json: options.Json = None,
     profile: options.Profile = None,
@@ -88,12 +79,12 @@ def train(
     """Train a config in a run folder."""
     auto = resume == AUTO
     again = resume is not None and not auto
-    others = (config, overrides, changes, seed is not None, run, dry_run, rehearse, profile, model)
+    others = (config, seed is not None, run, dry_run, rehearse, profile, model)
     if again and any(others):
         raise ConfigError(
             "--resume goes on with the run's own config in its own folder: leave out the "
-            "config, overrides, --seed, --model, --run, --profile, --dry-run and --rehearse. "
-            f"To train longer, set a larger train.iterations in {resume}/config.yaml and resume"
+            "config, --seed, --model, --run, --profile, --dry-run and --rehearse. To train longer: "
+            f"flowrl train --resume {resume} train.iterations=N"
         )
     if rehearse and (dry_run or run is not None or auto):
         raise ConfigError("--rehearse keeps nothing: leave out --run, --resume and --dry-run")
@@ -114,19 +105,23 @@ def train(
     options.quiet_libraries()
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
-        chosen, run = _saved(resume, plugin), resume
+        chosen, run = _saved(resume, plugin, given), resume
     else:
         chosen = options.load_fitted(source, given, plugin, profile)
-    done = run_training(chosen, run, resume="auto" if auto else again, quiet=quiet, track=track)
+    how: How = "auto" if auto else "changed" if again and given else again
+    done = run_training(chosen, run, resume=how, quiet=quiet, track=track)
     _write(done, json)
     _say_next(chosen, done["run"], quiet)
 
 
-def _saved(run: Path, plugin: list[str]) -> Config:
-    """Return the config of a run that goes on. Raise ConfigError."""
+def _saved(run: Path, plugin: list[str], changes: list[str]) -> Config:
+    """Return the config of a run that goes on, with changes. Raise ConfigError."""
+    from flowrl.config.load import load_config
     from flowrl.runs.open_run import saved_config
 
-    return saved_config(run, options.allowed(run, plugin))
+    plugin = options.allowed(run, plugin)
+    found = saved_config(run, plugin)
+    return load_config(found, changes, plugin) if changes else found
 
 
 def _on_model(config: str, model: str) -> Composition:

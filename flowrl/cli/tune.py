@@ -80,6 +80,7 @@ def tune(
     out: Out = Path("runs/tune"),
     report_only: ReportOnly = False,
     processes: Processes = 1,
+    track: options.Track,
     quiet: Quiet = False,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -95,6 +96,7 @@ def tune(
     from flowrl.runs.compare.search_space import read_space
     from flowrl.runs.compare.tune import BEST, Tuning, read_tuning, run_tuning
     from flowrl.runs.compare.tune_report import tuning_notes, tuning_rows, write_tuning
+    from flowrl.runs.trackers import trackers_given
 
     options.quiet_libraries()
     if bool(config) == report_only or (report_only and tries):
@@ -106,7 +108,7 @@ def tune(
             points = 1 if pruner == "none" else 4
         drawn = (trials, sampler, sampler_seed, pruner, points, count)
         given = options.fitted(config, changes, plugin, profile)
-        more = (tuple(given), tuple(plugin), processes)
+        more = (tuple(given), tuple(plugin), processes, None, trackers_given(track))
         what = Tuning(config, read_space(tries), tuple(seeds), nfe, out, *drawn, *more)
         result = run_tuning(what, quiet=quiet)
     # what is shown and written of it

@@ -72,7 +72,7 @@ class Call:
         missing and wrong arguments, all of them at once, with the nearest valid name.
         """
         source, axis = source or Source(), axis_of(key)
-        given = _call_of(axis, key, raw, source)
+        given = _call_of(axis, key, raw, source, plugins)
         path, function = resolve(axis, given["fn"], source.at(f"{key}.fn"), plugins)
         known = settable_of(key, path, function)
         _check_switched(key, given, [*known, *reserved(key)], source)
@@ -220,10 +220,14 @@ def fits(axis: Axis, function: Callable[..., Any]) -> bool:
     return right and axis.last in ("", *taken[-1:])
 
 
-def _call_of(axis: Axis, key: str, raw: Any, source: Source) -> dict[str, Any]:
+def _call_of(
+    axis: Axis, key: str, raw: Any, source: Source, plugins: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a call section as it was written, with the default `fn`. Raises ConfigError."""
     call = {"fn": axis.default, **raw} if axis.default and isinstance(raw, dict) else raw
     if axis.chosen_by and isinstance(raw, dict) and raw.get("fn", AUTO) == AUTO and "path" in raw:
+        for plugin in plugins:  # one of them may be chosen
+            functions_of(plugin, source.at(key), plugin)
         module, _, name = axis.chosen_by.partition(":")
         call = {**raw, "fn": functions_of(module, source.at(key))[name](raw["path"])}
     if not isinstance(call, dict) or not isinstance(call.get("fn"), str):

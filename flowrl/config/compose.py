@@ -53,7 +53,7 @@ ONLY_MODELS = ("model", "image", "checkpoint", "samples")  # sections that are a
 class Piece:
     """One of the two files: its sections, and the comment on each of its values."""
 
-    name: str  # "sd3/awm", "models/qwen_image"
+    name: str  # of the config: "shapes/awm", "models/NAME"
     raw: dict[str, Any]
     notes: dict[str, str] = field(default_factory=dict)  # by dotted key
     alike: bool = True  # of a model's file: the weights are those that it is about

@@ -1,12 +1,15 @@
 """A pipeline's parts and their settings, and networks built from these without a weight.
 
 Settings come from the JSON files of the model's folder (or of its copy in the Hugging Face cache),
-or from the table of released models.
+or from those of released models in assets/architectures: facts of each repository's own files, less
+what a class has by default. tests/cost/test_estimate.py checks the parameters that they give
+against the published numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,54 +25,29 @@ from flowrl.core.errors import FlowRLError, ModelError
 from flowrl.core.files import read_json
 from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
-from flowrl.core.shipped_files import find_resource
-from flowrl.cost.released_models import RELEASED, TYPICAL, WeightlessPart
+from flowrl.core.shipped_files import find_resource, resource
 from flowrl.evaluation.sources import source_paths
-from flowrl.models import flux2, qwen_image, wan, z_image
-from flowrl.models.adapter import check_size
+from flowrl.models import facts as stated
+from flowrl.models.by_call.targets import lora_targets
+from flowrl.models.facts import Facts, TextShape
 from flowrl.models.files.single import converted
 from flowrl.models.files.weights import check_plain
-from flowrl.models.flow_matching import PATCH
 from flowrl.models.loading import locate
-from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
 from flowrl.models.options import PipelineOptions, Tuning, checked_options, pick_tuning
+from flowrl.models.pipeline import NETWORKS
 
-FLUX = ("flux", "flux_kontext")  # adapters of FLUX.1's network
-QWEN = ("qwen_image", "qwen_edit", "qwen_edit_plus")  # of Qwen-Image's
-_UNET = "UNet2DConditionModel"
-_FLUX2 = "Flux2Transformer2DModel"
-_KIND = {
-    "sd3": "SD3Transformer2DModel",
-    "flux": "FluxTransformer2DModel",
-    "flux_kontext": "FluxTransformer2DModel",
-    "sd15": _UNET,
-    "sdxl": _UNET,
-    **dict.fromkeys(QWEN, "QwenImageTransformer2DModel"),
-    "z_image": "ZImageTransformer2DModel",
-    "flux2": _FLUX2,
-    "flux2_klein": _FLUX2,
-    "wan": "WanTransformer3DModel",
-    "wan_i2v": "WanTransformer3DModel",
-}
-# the part of each pipeline that is trained
-NETWORK = {fn: "unet" if kind == _UNET else "transformer" for fn, kind in _KIND.items()}
-# the layers that get LoRA if a config names none; of other kinds the joint attention
-_TARGETS: dict[str, Sequence[str]] = {
-    "sd15": UNET_ATTENTION,
-    "sdxl": UNET_ATTENTION,
-    **dict.fromkeys(QWEN, qwen_image.TARGETS),
-    "z_image": z_image.TARGETS,
-    "flux2": flux2.TARGETS,
-    "flux2_klein": flux2.TARGETS,
-    "wan": wan.TARGETS,
-    "wan_i2v": wan.TARGETS,
-}
-SECOND = "transformer_2"  # Wan 2.2's second expert
-OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
-# language models read the prompts, or T5 alone
-LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein", "wan", "wan_i2v")
-VIDEO = ("wan", "wan_i2v")  # latents with time; VAE and image encoder stay in float32
-WIDE = ("vae", "image_encoder")
+RELEASED = "assets/architectures"  # OWNER/NAME.json: {path of a JSON file there: what it holds}
+INDEX = "model_index.json"
+SECOND = "transformer_2"  # another expert of the same shape
+SCHEDULER = "scheduler"
+
+
+class WeightlessPart(NamedTuple):
+    """One part of a pipeline, without weights."""
+
+    library: str  # diffusers or transformers
+    kind: str  # name of the class
+    settings: dict[str, Any]  # its config.json
 
 
 class Architecture(NamedTuple):
@@ -79,6 +57,12 @@ class Architecture(NamedTuple):
     parts: dict[str, WeightlessPart]
     # False: another model of the same kind, whose latents and embeddings have the same sizes
     known: bool
+    network: str = "transformer"  # the part that is trained
+
+    @property
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the settings of each part."""
+        return {name: part.settings for name, part in self.parts.items()}
 
     def part(self, name: str) -> WeightlessPart:
         """Return one part. Raises ModelError that lists what there is."""
@@ -89,28 +73,79 @@ class Architecture(NamedTuple):
             )
         return self.parts[name]
 
+    @property
+    def others(self) -> list[str]:
+        """Return the names of the parts with weights beside the networks."""
+        beside = (self.network, SECOND, SCHEDULER)
+        return [name for name in self.parts if name not in beside]
 
-def architecture_of(config: Config) -> Architecture:
-    """Return the architecture of a config's model, which must be one of NETWORK's. Raises
-    ModelError."""
-    path = str(config.model.kwargs["path"])
-    folder, known = find_folder(path), True
-    if folder is not None:
-        origin, parts = str(folder), _read_parts(folder)
-    else:
-        origin, known = f"the released {path}", path in RELEASED
-        parts = RELEASED[path if known else TYPICAL[config.model.fn]]
-    if not config.model.kwargs.get("t5", True):
-        parts = {name: part for name, part in parts.items() if name != "text_encoder_3"}
-    found, name = Architecture(origin, parts, known), NETWORK[config.model.fn]
-    got, wanted = found.part(name).kind, _KIND[config.model.fn]
-    if got != wanted:
-        raise ModelError(f"{origin}/model_index.json: expected {name} to be {wanted}, got {got}")
+
+def facts_of(config: Config) -> Facts | None:
+    """Return what the adapter of a config's model states; None for a model of another kind."""
+    return stated.facts_of(config.model.function)
+
+
+def known_facts(config: Config) -> Facts:
+    """Return what the adapter states. Raises ModelError where there is none."""
+    found = facts_of(config)
+    if found is None:
+        raise ModelError(f"model.fn: {config.model.fn} states nothing of its models' sizes")
     return found
 
 
+def architecture_of(config: Config) -> Architecture:
+    """Return the architecture of a config's model, which an adapter must be for. Raises
+    ModelError."""
+    path, facts = str(config.model.kwargs["path"]), known_facts(config)
+    folder, known = find_folder(path), True
+    if folder is not None:
+        origin, parts = str(folder), _folder_parts(folder)
+    else:
+        origin, known = f"the released {path}", path in released()
+        if not known and not facts.typical:
+            raise ModelError(f"model.path: {path} is not on this machine, so its sizes are unknown")
+        parts = released_parts(path if known else facts.typical)
+    left_out = facts.left_out(config.model.kwargs)
+    parts = {name: part for name, part in parts.items() if name not in left_out}
+    found = Architecture(origin, parts, known, facts.network)
+    got = found.part(facts.network).kind
+    if got != facts.kind:
+        raise ModelError(
+            f"{origin}/{INDEX}: expected {facts.network} to be {facts.kind}, got {got}"
+        )
+    return found
+
+
+def called_architecture(config: Config) -> Architecture | None:
+    """Return the architecture of a pipeline that is asked by its own call, from its folder; None
+    where that is not here, or for a model of another kind. Raises ModelError."""
+    path = config.model.kwargs.get("path")
+    folder = find_folder(path) if isinstance(path, str) and "call" in config.model.kwargs else None
+    if folder is None:
+        return None
+    parts = _folder_parts(folder)
+    network = next((name for name in NETWORKS if name in parts), "")
+    return Architecture(str(folder), parts, True, network) if network else None
+
+
+@functools.cache
+def released() -> tuple[str, ...]:
+    """Return the ids of the repositories whose architecture is shipped."""
+    home = resource(RELEASED)
+    return tuple(
+        sorted(f.relative_to(home).with_suffix("").as_posix() for f in home.glob("*/*.json"))
+    )
+
+
+@functools.cache
+def released_parts(path: str) -> dict[str, WeightlessPart]:
+    """Return the parts of a repository whose architecture is shipped."""
+    files = _read(resource(f"{RELEASED}/{path}.json"))
+    return _read_parts(files.__getitem__)
+
+
 def experts_of(architecture: Architecture) -> int:
-    """Return how many networks of one shape are trained: Wan 2.2 has two, which are alike."""
+    """Return how many networks of one shape are trained: two experts are alike."""
     return 2 if SECOND in architecture.parts else 1
 
 
@@ -126,7 +161,7 @@ def find_folder(path: str) -> Path | None:
     index = try_to_load_from_cache(source, "model_index.json")
     found = Path(index).parent if isinstance(index, str) else None
     whole = False
-    for name in NETWORK.values():
+    for name in NETWORKS:
         whole |= found is not None and (found / name / "config.json").exists()
     return found if whole else None
 
@@ -141,62 +176,28 @@ def tuning_of(config: Config) -> Tuning:
     options = checked_options(
         PipelineOptions, **{name: kwargs[name] for name in names}, device="auto"
     )
-    return pick_tuning(options, _TARGETS.get(config.model.fn, JOINT_ATTENTION))
+    facts = facts_of(config)
+    if facts is None and (called := called_architecture(config)) is not None:
+        return pick_tuning(options, lora_targets(build(called, called.network)))
+    return pick_tuning(options, known_facts(config).targets)
 
 
 def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
     """Return [C, h, w], of videos [C, t, h, w], of one latent, as the adapter will have it. Raises
     ModelError for a size that it will refuse."""
-    fn, vae = config.model.fn, architecture.part("vae").settings
-    # videos: the VAE keeps the first frame, and joins every `time` frames after it into one
-    if fn in VIDEO:
-        side, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
-        frames = int(config.model.kwargs["frames"])
-        wan.check_frames(frames, time)
-        moments = (frames - 1) // time + 1
-        for unit in (wan.UNIT, side * PATCH):
-            check_size(config.image.height, config.image.width, unit=unit)
-        sides = config.image.height // side, config.image.width // side
-        return int(vae.get("z_dim", 16)), moments, *sides
-    # images: each level of the VAE but one halves the sides; FLUX.2 also packs 2 x 2 latents
-    blocks = vae.get("block_out_channels")
-    factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
-    factor *= PATCH if fn.startswith("flux2") else 1
-    # an image has to divide into patches, and SD3's table of positions has an end
-    settings = architecture.part(NETWORK[fn]).settings
-    size, most = (config.image.height, config.image.width), settings.get("pos_embed_max_size")
-    check_size(*size, unit=_unit(fn, factor, settings), most=most if fn == "sd3" else None)
-    # FLUX.1 and Qwen-Image pack 2 x 2 latents into channels on the way into the network
-    channels = settings["in_channels"]
-    channels //= PATCH**2 if fn in (*FLUX, *QWEN) else 1
-    return int(channels), size[0] // factor, size[1] // factor
-
-
-def _unit(fn: str, factor: int, settings: dict[str, Any]) -> int:
-    """Return the pixels that a side is a multiple of; `factor` of them are one latent."""
-    if NETWORK[fn] == "unet":
-        return max(8, factor)  # as the pipelines ask for
-    patch = settings.get("patch_size", PATCH) if fn == "sd3" else PATCH
-    return factor * (1 if fn.startswith("flux2") else int(patch))
+    frames = int(config.model.kwargs.get("frames") or 1)
+    size = (config.image.height, config.image.width)
+    return known_facts(config).latent_shape(architecture.settings, *size, frames=frames)
 
 
 def source_shape(config: Config, latent: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return rows and columns of the latents of the one source that a prompt of an editing model is
-    taken to have; None for other models. FLUX.2's references, as many as the first prompt has, are
-    laid under each other."""
-    if config.model.fn == "flux_kontext":
-        return latent[1], latent[2]
-    if config.model.fn.startswith("flux2"):
-        count = references(config.prompts.train)
-        return (count * latent[1], latent[2]) if count else None
-    if config.model.fn not in QWEN[1:]:
+    """Return rows and columns of the latents of what a prompt of an editing model starts from: as
+    many images as the first prompt has; None for other models."""
+    facts, size = known_facts(config), (config.image.height, config.image.width)
+    if facts.sources == "never":
         return None
-    # imported here, since it takes seconds
-    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
-
-    area, factor = config.model.kwargs["source_pixels"], config.image.height // latent[1]
-    width, height, _ = calculate_dimensions(area, config.image.width / config.image.height)
-    return height // factor, width // factor
+    count = references(config.prompts.train)
+    return facts.source_shape(latent, config.model.kwargs, size, count)
 
 
 def references(path: str) -> int:
@@ -209,26 +210,9 @@ def references(path: str) -> int:
         return 0
 
 
-class TextShape(NamedTuple):
-    """The embeddings of one prompt, as `encode` of the adapter makes them."""
-
-    tokens: int
-    width: int
-    pooled: int  # numbers besides the tokens; 0 = none
-
-
 def text_shape(config: Config, architecture: Architecture) -> TextShape:
     """Return the sizes of one prompt's embeddings."""
-    settings = architecture.part(NETWORK[config.model.fn]).settings
-    read = config.model.kwargs.get("max_sequence_length", 0)
-    if config.model.fn in LANGUAGE:
-        names = ("joint_attention_dim", "cap_feat_dim", "text_dim")
-        return TextShape(read, next(settings[name] for name in names if settings.get(name)), 0)
-    tokens = (0 if config.model.fn in FLUX else 77) + read
-    if NETWORK[config.model.fn] == "transformer":
-        return TextShape(tokens, settings["joint_attention_dim"], settings["pooled_projection_dim"])
-    sizes = 6 * (settings.get("addition_time_embed_dim") or 0)  # SDXL: height and width, thrice
-    return TextShape(tokens, settings["cross_attention_dim"], _input_width(settings) - sizes)
+    return known_facts(config).text_shape(architecture.settings, config.model.kwargs)
 
 
 def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Module:
@@ -256,23 +240,32 @@ def count(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def _input_width(settings: dict[str, Any]) -> int:
-    return int(settings.get("projection_class_embeddings_input_dim") or 0)
-
-
-def _read_parts(folder: Path) -> dict[str, WeightlessPart]:
-    """Read what a folder's JSON files say of the parts that are run."""
-    index = _read(folder / "model_index.json")
+def _read_parts(read: Callable[[str], Any]) -> dict[str, WeightlessPart]:
+    """Make of the JSON files of a pipeline, by their path, the parts that are run."""
+    index = read(INDEX)
     pairs = {name: entry for name, entry in index.items() if isinstance(entry, list)}
     entries = {name: pair for name, pair in pairs.items() if len(pair) == 2 and pair[0]}
     parts = {}
-    run = ("transformer", SECOND, "unet", "scheduler", *OTHERS)
-    for name in [name for name in run if name in entries]:
-        file = "scheduler_config.json" if name == "scheduler" else "config.json"
-        library, kind = entries[name][:2]
-        parts[name] = WeightlessPart(library, kind, _read(folder / name / file))
-        check_plain(folder / name, parts[name].settings)
+    for name, (library, kind) in entries.items():
+        file = "scheduler_config.json" if name == SCHEDULER else "config.json"
+        if name == SCHEDULER or _is_module(library, kind):
+            parts[name] = WeightlessPart(library, kind, read(f"{name}/{file}"))
     return parts
+
+
+def _folder_parts(folder: Path) -> dict[str, WeightlessPart]:
+    """Read the parts of a folder. Raises ModelError, also for weights that were quantised."""
+    parts = _read_parts(lambda name: _read(folder / name))
+    for name, part in parts.items():
+        check_plain(folder / name, part.settings)
+    return parts
+
+
+def _is_module(library: str, kind: str) -> bool:
+    """Tell whether a class has weights: others are tokenizers, processors and schedulers."""
+    rooms = {"diffusers": diffusers, "transformers": transformers}
+    found = getattr(rooms.get(library), str(kind), None)
+    return isinstance(found, type) and issubclass(found, nn.Module)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_files import on_hub
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.shipped_files import find_resource
-from flowrl.cost.architecture import NETWORK, find_folder
+from flowrl.cost.architecture import facts_of, find_folder, released, released_parts
 from flowrl.cost.estimate import Estimate, estimate
-from flowrl.cost.released_models import RELEASED, TYPICAL
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
 from flowrl.evaluation.statistics import decided_by
+from flowrl.models.facts import Facts
 from flowrl.training.method import COMPANIONS
 from flowrl.training.parts.teachers import teachers_of
 from flowrl.training.run import told_overlap
@@ -143,9 +143,10 @@ def absent_files(config: Config) -> list[Absent]:
 def _unknown_model(config: Config) -> Iterator[Absent]:
     """Warn of a repository of the hub of which nobody here knows what kind of model it holds."""
     adapter, path = config.model.fn, str(config.model.kwargs.get("path", ""))
-    if adapter not in TYPICAL or path in RELEASED or find_folder(path) is not None:
+    facts = facts_of(config)
+    if facts is None or path in released() or find_folder(path) is not None:
         return
-    own = ", ".join(name for name in RELEASED if adapter_reads(adapter, name))
+    own = ", ".join(name for name in released() if adapter_reads(facts, name))
     yield Absent(
         "model",
         f"{path} is not in the cache, and it is none of the models that {adapter} is known to "
@@ -155,11 +156,10 @@ def _unknown_model(config: Config) -> Iterator[Absent]:
     )
 
 
-def adapter_reads(adapter: str, path: str) -> bool:
+def adapter_reads(facts: Facts, path: str) -> bool:
     """Say whether a released model has the network that an adapter reads."""
-    network, own = NETWORK[adapter], RELEASED[TYPICAL[adapter]]
-    parts = RELEASED[path]
-    return network in parts and parts[network].kind == own[network].kind
+    part = released_parts(path).get(facts.network)
+    return part is not None and part.kind == facts.kind
 
 
 def _of_rewards(config: Config) -> Iterator[Absent]:

@@ -14,7 +14,13 @@ from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.prompts import groups_of, prompts_if_there
 from flowrl.core.tables import size
-from flowrl.cost.architecture import NETWORK, VIDEO, WIDE, architecture_of, latent_shape, tuning_of
+from flowrl.cost.architecture import (
+    architecture_of,
+    facts_of,
+    known_facts,
+    latent_shape,
+    tuning_of,
+)
 from flowrl.cost.memory import (
     FLOAT,
     PHASES,
@@ -101,14 +107,14 @@ def estimate(config: Config) -> Estimate:
         groups_of(train, config.train.balance)
     forecast = check_plan(config)
     parts, note = kept_memory(config, forecast)
-    if config.model.fn in NETWORK:
+    if facts_of(config) is not None:
         judged(config)
     if note:
         return Estimate(config, forecast, "", None, parts, [], 0, {}, note)
     # with the settings: peaks, parameters, and FLOPs, from a run of the network on shapes alone
     architecture = architecture_of(config)
     phases = [phase(config, name, forecast, parts) for name in PHASES]
-    counted = count_weights(architecture, config.model.fn, tuning_of(config))
+    counted = count_weights(architecture, tuning_of(config))
     made = meta_run(workload_of(config))
     saved = made.training(_micro_batch(config, forecast)).saved
     return Estimate(
@@ -266,8 +272,8 @@ def _offloads(config: Config) -> bool:
 def _others(config: Config, *, vae: bool) -> int:
     """Return the bytes of the VAE, or of what reads texts and sources."""
     tuning = tuning_of(config)
-    counted = count_weights(architecture_of(config), config.model.fn, tuning).others
-    wide = WIDE if config.model.fn in VIDEO else ()
+    counted = count_weights(architecture_of(config), tuning).others
+    wide = known_facts(config).wide
     total = 0
     for name, count in counted.items():
         if (name == "vae") == vae:

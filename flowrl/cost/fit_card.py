@@ -1,13 +1,14 @@
 """Does a config fit a card, and if not, what makes it fit: every number is worked out for the
 changed config.
 
-`profile_overrides` are the settings that make a config fit a card of some size, by name: what
-`--profile` sets.
+`fitted` chooses the settings that make a config fit a card of some size: what `--profile` sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size
-from flowrl.cost.architecture import architecture_of, tuning_of
+from flowrl.cost.architecture import architecture_of, known_facts, tuning_of
 from flowrl.cost.estimate import ENCODERS_ALONE, Estimate, Phase, estimate, judged_phase
 from flowrl.cost.memory import SCORING, can_rest, count_weights, reward_networks, staying
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
@@ -49,6 +50,7 @@ class Profile(NamedTuple):
 
 
 PROFILES = {"24gb": Profile(24, 2, 1), "48gb": Profile(48, 4, 2), "80gb": Profile(80, 8, 4)}
+AUTO = "auto"  # the profile of this machine's GPU
 BATCHES = ("train.micro_batch", "train.rollout_batch", "eval.batch")
 RUNTIME = ("checkpointing", "offload")
 
@@ -90,28 +92,103 @@ def short_verdict(found: Estimate, *, gigabytes: float) -> str:
     )
 
 
-class ProfileFit(NamedTuple):
+class Fitted(NamedTuple):
     """What a profile makes of a config."""
 
     name: str
-    fits: bool
-    phase: Phase  # the largest one with the profile's settings
+    overrides: list[str]  # [] for a config that fits as it is
+    before: Phase | None  # the largest one of the config as it is; None: not counted
+    phase: Phase | None  # the largest one with the overrides
+    limit: int  # bytes of the card that are free
+
+    @property
+    def fits(self) -> bool:
+        """Say whether it is known to fit."""
+        return self.phase is not None and self.phase.bytes <= self.limit
+
+    @property
+    def said(self) -> str:
+        """Say what is set, and why."""
+        free = f"the {size(self.limit)} that are free"
+        sets = f"sets {' '.join(self.overrides)}" if self.overrides else "sets nothing"
+        if self.phase is None or self.before is None:
+            return f"--profile {self.name} {sets}; what is needed is not counted"
+        fits = f"{'fits' if self.fits else 'does not fit'} into {free}"
+        needs = f"{size(self.phase.bytes)} in {self.phase.name}"
+        if not self.overrides:
+            return f"--profile {self.name} {sets}: {needs} {fits}"
+        now = f"{size(self.before.bytes)} in {self.before.name}"
+        return f"--profile {self.name} {sets}: {now} becomes {needs}, which {fits}"
 
 
-def profile_that_fits(config: Config, *, gigabytes: float) -> ProfileFit | None:
-    """Try the largest profile for a card of so many gigabytes, with all that it sets; None for a
-    model that has no profile. Raises as `estimate` does."""
+def fitted(config: Config, name: str, given: Sequence[str] = ()) -> Fitted:
+    """Choose what makes a config fit a profile's card: nothing if it fits as it is, else the
+    profile's settings and what else is needed.
+
+    Of keys that are `given` as overrides, and are in the config already, none is changed, but for
+    the `offload` of a reward that is given as a whole. Raises as `profile_overrides` and
+    `estimate` do.
+    """
+    # as it is
+    name = _named(name)
+    settings, limit = profile_overrides(config, name), limit_of(profile_of(name).gigabytes)
+    before = estimate(config).largest
+    if before is not None and before.bytes <= limit:
+        return Fitted(name, [], before, before, limit)
+    # with the profile's settings, then with what else is needed
+    told = {text.partition("=")[0] for text in given}
+    # rank and alpha go together
+    told |= {"model.lora" for key in told if key.startswith("model.lora.")}
+    settings = [text for text in settings if not _holders(text) & told]
+    changed = _overridden(config, settings)
+    rests = {key for key in told if "offload" in key}
+    for text in what_fits(changed, name):
+        if not _holders(text) & (rests if text.startswith("rewards.") else told):
+            settings.append(text)
+    after = estimate(_overridden(config, settings)).largest
+    return Fitted(name, settings, before, after, limit)
+
+
+def _named(name: str) -> str:
+    """Return a profile's name; "auto" is this GPU's. Raises ConfigError without one."""
+    if name != AUTO:
+        return name
+    gigabytes = card_size()
+    if gigabytes is None:
+        raise ConfigError(
+            "--profile auto: this machine has no GPU; name the card's memory, such as 24gb"
+        )
+    return f"{gigabytes:g}gb"
+
+
+def profile_of(name: str) -> Profile:
+    """Return a profile; of a size between those that are named with the batches of the next smaller
+    one. Raises ConfigError."""
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)gb", _named(name))
+    if size is None or not float(size[1]) > 0:
+        raise ConfigError(
+            f"--profile: expected the memory of a card, {', '.join(PROFILES)} or another number "
+            f"such as 22.4gb, or {AUTO}, got {name!r}"
+        )
+    gigabytes, near = float(size[1]), PROFILES["24gb"]
+    for one in PROFILES.values():
+        near = one if one.gigabytes <= gigabytes else near
+    return near._replace(gigabytes=gigabytes)
+
+
+def profile_that_fits(config: Config, *, gigabytes: float) -> Fitted | None:
+    """Try the profile for a card of so many gigabytes, with all that it sets; None for a model that
+    has no profile, or whose memory is not counted. Raises as `estimate` does."""
     if "runtime" not in config.model.kwargs:
         return None
-    names = [name for name, one in PROFILES.items() if one.gigabytes <= gigabytes]
-    name = names[-1] if names else next(iter(PROFILES))
-    changed = _overridden(config, profile_overrides(config, name))
-    largest = estimate(changed).largest
-    limit = limit_of(gigabytes)
-    if largest is not None and largest.bytes > limit:
-        changed = _overridden(changed, what_fits(changed, name))
-        largest = estimate(changed).largest
-    return None if largest is None else ProfileFit(name, largest.bytes <= limit, largest)
+    found = fitted(config, f"{gigabytes:g}gb")
+    return None if found.phase is None else found
+
+
+def _holders(override: str) -> set[str]:
+    """Return the key of an override and those that hold it: "a.b.c", "a.b", "a"."""
+    parts = override.partition("=")[0].split(".")
+    return {".".join(parts[: n + 1]) for n in range(len(parts))}
 
 
 def _overridden(config: Config, overrides: list[str]) -> Config:
@@ -323,8 +400,9 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         for key in wide:
             narrow = change(narrow, key, "bfloat16")
         yield " ".join(turned), narrow
-    if kwargs.get("t5") and config.model.fn == "sd3":
-        yield "model.t5=false", change(config, "model.t5", False)
+    for key, value in known_facts(config).lighter.items():
+        if kwargs.get(key) != value:
+            yield f"model.{key}={json.dumps(value)}", change(config, f"model.{key}", value)
     if kwargs.get("tune") == "full":
         yield "model.tune=lora", change(change(config, "model.layers", None), "model.tune", "lora")
     elif (
@@ -357,9 +435,7 @@ def profile_overrides(config: Config, name: str) -> list[str]:
     quantised. Raise ConfigError for an unknown profile or a model without `runtime`, ModelError for
     a wrong one.
     """
-    if name not in PROFILES:
-        raise ConfigError(f"--profile: expected one of {', '.join(PROFILES)}, got {name!r}")
-    kwargs = config.model.kwargs
+    profile, kwargs = profile_of(name), config.model.kwargs
     if "runtime" not in kwargs:
         raise ConfigError(
             f"--profile: model {config.model.fn} has no runtime options; leave --profile out"
@@ -368,7 +444,7 @@ def profile_overrides(config: Config, name: str) -> list[str]:
     # what takes less and computes the same
     graphs = (kwargs["runtime"] or {}).get("cuda_graphs")
     options = RUNTIME[:1] if graphs else RUNTIME  # CUDA graphs refuse offload
-    profile, found = PROFILES[name], [f"model.runtime.{option}=true" for option in options]
+    found = [f"model.runtime.{option}=true" for option in options]
     now = {
         "model.decode_batch": (kwargs["decode_batch"], profile.decode),
         **{key: (getattr(*_place(config, key)), profile.batch) for key in BATCHES},
@@ -391,7 +467,7 @@ def what_fits(config: Config, name: str) -> list[str]:
     All but the text encoders' place is there only if the config fits with it.
     """
     # nothing to do where the profile's settings are enough
-    limit, found = limit_of(PROFILES[name].gigabytes), []
+    limit, found = limit_of(profile_of(name).gigabytes), []
     largest = estimate(config).largest
     if largest is None or largest.bytes <= limit:
         return []
@@ -454,5 +530,5 @@ def _network_bytes(config: Config) -> int:
     architecture, tuning = architecture_of(config), tuning_of(config)
     if not architecture.known:
         return 0
-    counted = count_weights(architecture, config.model.fn, tuning)
+    counted = count_weights(architecture, tuning)
     return counted.network * tuning.network_dtype.itemsize

@@ -22,15 +22,13 @@ from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES
 from flowrl.core.needs import needs_of
 from flowrl.cost.architecture import (
-    NETWORK,
-    OTHERS,
-    VIDEO,
-    WIDE,
     Architecture,
     architecture_of,
     build,
+    called_architecture,
     count,
     experts_of,
+    facts_of,
     latent_shape,
     text_shape,
     tuning_of,
@@ -99,12 +97,10 @@ def kept_memory(config: Config, forecast: RehearsedIteration) -> tuple[list[Memo
     Raises ModelError for a model folder that does not fit the config, ConfigError for a wrong
     `tune`, `lora` or `dtype`.
     """
-    # a model of one's own has no settings to count by
-    name, work = config.model.fn, forecast.work
-    if name not in NETWORK:
-        return [
-            _images(config, work)
-        ], f"latents and parameters of the model {name} are not counted"
+    # a model of one's own states nothing to count by
+    work = forecast.work
+    if facts_of(config) is None:
+        return _of_another(config, work)
     # what follows from the settings alone
     architecture, tuning = architecture_of(config), tuning_of(config)
     parts = [
@@ -116,34 +112,41 @@ def kept_memory(config: Config, forecast: RehearsedIteration) -> tuple[list[Memo
     if not architecture.known:
         path = config.model.kwargs["path"]
         return parts, f"the weights of {path} are not on this machine: parameters not counted"
-    return parts + _weights(
-        config, count_weights(architecture, config.model.fn, tuning), tuning
-    ), ""
+    return parts + _weights(config, count_weights(architecture, tuning), tuning), ""
 
 
-def count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> WeightCounts:
+def _of_another(config: Config, work: IterationCost) -> tuple[list[MemoryPart], str]:
+    """Return what a run without an adapter keeps: of a pipeline that is here, its weights."""
+    parts, name = [_images(config, work)], config.model.fn
+    architecture = called_architecture(config)
+    if architecture is None:
+        return parts, f"latents and parameters of the model {name} are not counted"
+    tuning = tuning_of(config)
+    parts += _weights(config, count_weights(architecture, tuning), tuning)
+    return parts, f"latents and activations of {name} are not counted: its own call is asked"
+
+
+def count_weights(architecture: Architecture, tuning: Tuning) -> WeightCounts:
     """Count a pipeline's weights on networks that are built without them, once for each. Raises
     ModelError."""
-    key = json.dumps(
-        [architecture.parts, fn, tuning.tune, tuning.layers, tuning.targets, tuning.lora.rank]
-    )
+    how = [tuning.tune, tuning.layers, tuning.targets, tuning.lora.rank]
+    key = json.dumps([architecture.parts, architecture.network, *how])
     if key not in _known:
-        _known[key] = _count_weights(architecture, fn, tuning)
+        _known[key] = _count_weights(architecture, tuning)
     return _known[key]
 
 
 _known: dict[str, WeightCounts] = {}
 
 
-def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> WeightCounts:
+def _count_weights(architecture: Architecture, tuning: Tuning) -> WeightCounts:
     # the network's numbers, and those of the parts beside it
-    network = build(architecture, NETWORK[fn])
+    network = build(architecture, architecture.network)
     whole, tables = count(network), sum(buffer.numel() for buffer in network.buffers())
     linear = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
     others = {}
-    for name in OTHERS:
-        if name in architecture.parts:
-            others[name] = count(build(architecture, name))
+    for name in architecture.others:
+        others[name] = count(build(architecture, name))
     # a second expert has as many
     experts = experts_of(architecture)
     whole, tables, linear = experts * whole, experts * tables, experts * linear
@@ -225,8 +228,9 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         side = {name: n for name, n in side.items() if not name.startswith("text_encoder")}
     others = sum(side.values())
     formula, taken = f"{others:,} numbers x {short} bytes", others * short
-    if config.model.fn in VIDEO:
-        wide = sum(count for name, count in side.items() if name in WIDE)
+    facts = facts_of(config)
+    wide = sum(count for name, count in side.items() if facts and name in facts.wide)
+    if wide:
         what = "the VAE's and CLIP's" if "image_encoder" in side else "the VAE's"
         formula, taken = f"{formula}, {what} x {FLOAT}", taken + wide * (FLOAT - short)
     width = tuning.network_dtype.itemsize
@@ -295,14 +299,6 @@ class RewardNetwork(NamedTuple):
     bytes: int  # on the run's own device or elsewhere
     always: bool  # it is on the run's own device the whole time
     guest: bool  # it is on the run's own device only while it scores
-
-
-def network_numbers(config: Config) -> int:
-    """Return how many numbers the counted networks of a config's rewards have in all."""
-    total = 0
-    for call in config.rewards.values():
-        total += 0 if call.fn in WITHOUT else _count(call) or 0
-    return total
 
 
 def reward_networks(config: Config) -> tuple[list[RewardNetwork], list[str]]:

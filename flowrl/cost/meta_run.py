@@ -1,15 +1,11 @@
 """Run a config's network and VAE on the meta device: what sampling, decoding and training take
-beyond what is kept.
-
-`network_inputs` is what the adapter of each kind hands its network: names and shapes only.
+beyond what is kept. What a network call is given, the adapter's facts say.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +16,11 @@ from flowrl.config.load import Config
 from flowrl.core.needs import SNAPSHOTS, needs_of
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.architecture import (
-    NETWORK,
-    QWEN,
-    VIDEO,
     Architecture,
-    TextShape,
     architecture_of,
     build,
     experts_of,
+    known_facts,
     latent_shape,
     source_shape,
     text_shape,
@@ -41,18 +34,13 @@ from flowrl.cost.meter import (
     decode_videos,
     saved_for_backward,
 )
-from flowrl.models.flow_matching import PATCH
-from flowrl.models.flux2 import positions
+from flowrl.models.facts import Empty, Facts, Sizes, TextShape
 from flowrl.models.options import Tuning, trained_parameters, tune_network
 from flowrl.models.runtime import KERNEL, Runtime, one_pass
 from flowrl.training.guidance import guides_reference, is_guided
 
 MANY = 512  # calls of the VAE that are traced one by one
 KEPT_RUNS = 8  # the configs of a table ask for the same ones again and again
-
-Inputs = Callable[..., dict[str, Any]]
-TOKEN_TIMES = "token_times"  # of Wan 2.2 TI2V-5B: each token has a time of its own
-SEEN = 257  # tokens of what CLIP sees in the image that a video of Wan 2.1 starts from
 
 
 class CallCost(NamedTuple):
@@ -67,7 +55,7 @@ class CallCost(NamedTuple):
 class Workload(NamedTuple):
     """All that the costs depend on; two configs with equal workloads share them."""
 
-    fn: str
+    facts: Facts
     architecture: Architecture
     tuning: Tuning
     latent: tuple[int, ...]
@@ -139,7 +127,7 @@ class MetaRun:
 
     def _frames(self) -> int:
         """Return how many frames a video has; 0: the model makes images."""
-        if self.workload.fn not in VIDEO:
+        if not self.workload.facts.video:
             return 0
         time = self.workload.architecture.part("vae").settings.get("scale_factor_temporal", 4)
         return (self.workload.latent[1] - 1) * int(time) + 1
@@ -187,9 +175,8 @@ class MetaRun:
     def _vae(self, count: int) -> CallCost:
         vae = build(self.workload.architecture, "vae")
         nn.Module.to(vae, _vae_dtype(self.workload))
-        latents = torch.empty(
-            count, *_vae_latent(self.workload), device="meta", dtype=_vae_dtype(self.workload)
-        )
+        one = self.workload.facts.vae_latent(self.workload.latent)
+        latents = torch.empty(count, *one, device="meta", dtype=_vae_dtype(self.workload))
         with torch.no_grad(), DeviceRules(), Meter([*_held(vae), latents]) as meter:
             vae.decode(latents, return_dict=False)  # type: ignore[operator]
         return CallCost(meter.peak, meter.flops)
@@ -238,7 +225,7 @@ def workload_of(config: Config, *, device: str = "cuda") -> Workload:
     names = ("checkpointing", "compile", "one_pass_norms")
     matters = Runtime(**{name: getattr(tuning.runtime, name) for name in names})
     return Workload(
-        fn=config.model.fn,
+        facts=known_facts(config),
         architecture=architecture,
         tuning=tuning._replace(device=torch.device("meta"), runtime=matters),
         latent=latent,
@@ -258,7 +245,7 @@ def _asks_others(config: Config) -> bool:
 
 def _network(workload: Workload) -> nn.Module:
     """Make the network on the meta device, frozen and trained as the tuning says."""
-    network = build(workload.architecture, NETWORK[workload.fn])
+    network = build(workload.architecture, workload.facts.network)
     tuning = workload.tuning
     nn.Module.to(network, tuning.network_dtype)  # diffusers' own `to` warns, of nothing here
     network.requires_grad_(False)
@@ -272,201 +259,19 @@ def _network(workload: Workload) -> nn.Module:
 
 def _held(network: nn.Module) -> list[Tensor]:
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    # tables that are no buffers, such as those of Qwen-Image's positions
+    # tables that are no buffers, such as those of positions
     fields = [value for module in network.modules() for value in vars(module).values()]
     tables = [value for value in fields if isinstance(value, Tensor)]
     return [*network.parameters(), *network.buffers(), *gradients, *tables]
 
 
+def _vae_dtype(workload: Workload) -> torch.dtype:
+    return workload.facts.vae_dtype(workload.tuning.dtype)
+
+
 def _inputs(workload: Workload, states: int) -> dict[str, Any]:
     """Return what one network call with so many latents is given."""
-    fn, architecture, tuning, latent, text, source = workload[:6]
     rows = states * (2 if workload.guided else 1)
-    return network_inputs(fn, rows, latent, text, architecture, tuning.dtype, source)
-
-
-def _vae_latent(workload: Workload) -> tuple[int, ...]:
-    """Return the shape of what the VAE decodes to one image."""
-    if workload.fn in VIDEO:
-        return workload.latent
-    channels, height, width = workload.latent
-    if workload.fn.startswith("flux2"):
-        return channels // PATCH**2, PATCH * height, PATCH * width
-    return (channels, 1, height, width) if workload.fn in QWEN else workload.latent
-
-
-def _vae_dtype(workload: Workload) -> torch.dtype:
-    # SDXL's VAE overflows in float16; Wan's stays in float32, as in its model card
-    upcast = workload.fn == "sdxl" and workload.tuning.dtype == torch.float16
-    wide = upcast or workload.fn in VIDEO
-    return torch.float32 if wide else workload.tuning.dtype
-
-
-def network_inputs(
-    fn: str,
-    rows: int,
-    latent: tuple[int, ...],
-    text: TextShape,
-    architecture: Architecture,
-    dtype: torch.dtype,
-    source: tuple[int, int] | None = None,
-) -> dict[str, Any]:
-    """Return the inputs of one network call with ``rows`` latents of the shape ``latent``, and of
-    as many sources whose latents have these rows and columns."""
-    empty = partial(torch.empty, device="meta", dtype=dtype)
-    settings = architecture.part("unet" if fn not in _INPUTS else "transformer").settings
-    if fn in VIDEO:
-        settings = {**settings, TOKEN_TIMES: architecture.part("vae").settings.get("is_residual")}
-    given = (empty, rows, latent, text, settings)
-    return _INPUTS.get(fn, _unet)(*given) if source is None else _EDITS[fn](*given, source)
-
-
-def _sd3(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
-    return {
-        "hidden_states": empty(rows, *latent),
-        "timestep": empty(rows, dtype=torch.float32),
-        "encoder_hidden_states": empty(rows, text.tokens, text.width),
-        "pooled_projections": empty(rows, text.pooled),
-    }
-
-
-def _with_sources(inputs: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Make the inputs of a network whose sources stand behind the noisy tokens, as if the latent
-    were taller."""
-
-    def made(
-        empty: Any,
-        rows: int,
-        latent: Any,
-        text: TextShape,
-        settings: dict[str, Any],
-        source: tuple[int, int],
-    ) -> dict[str, Any]:
-        """Return the inputs with the height of both."""
-        channels, height, width = latent
-        return inputs(empty, rows, (channels, height + source[0], width), text, settings)
-
-    return made
-
-
-def _flux(
-    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
-) -> dict[str, Any]:
-    channels, height, width = latent
-    tokens = (height // PATCH) * (width // PATCH)
-    return {
-        "hidden_states": empty(rows, tokens, PATCH**2 * channels),
-        "timestep": empty(rows),
-        "guidance": _guidance(empty, rows, settings),
-        "encoder_hidden_states": empty(rows, text.tokens, text.width),
-        "pooled_projections": empty(rows, text.pooled),
-        "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
-        "img_ids": empty(tokens, 3, dtype=torch.float32),
-    }
-
-
-def _guidance(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
-    """Return the guidance number of a network that has an input for it."""
-    guided = settings.get("guidance_embeds", False)
-    return empty(rows, dtype=torch.float32) if guided else None
-
-
-def _qwen_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
-    channels, height, width = latent
-    sides = height // PATCH, width // PATCH
-    return {
-        "hidden_states": empty(rows, sides[0] * sides[1], PATCH**2 * channels),
-        "timestep": empty(rows, dtype=torch.float32),
-        "encoder_hidden_states": empty(rows, text.tokens, text.width),
-        "encoder_hidden_states_mask": empty(rows, text.tokens, dtype=torch.int64),
-        "img_shapes": [[(1, *sides)]] * rows,
-    }
-
-
-def _qwen_edit(
-    empty: Any,
-    rows: int,
-    latent: Any,
-    text: TextShape,
-    settings: dict[str, Any],
-    source: tuple[int, int],
-) -> dict[str, Any]:
-    found = _qwen_image(empty, rows, latent, text, settings)
-    sides = source[0] // PATCH, source[1] // PATCH
-    more = empty(rows, sides[0] * sides[1], PATCH**2 * latent[0])
-    found["hidden_states"] = torch.cat([found["hidden_states"], more], 1)
-    found["img_shapes"] = [[*shapes, (1, *sides)] for shapes in found["img_shapes"]]
-    return found
-
-
-def _z_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
-    channels, height, width = latent
-    return {
-        "x": list(empty(rows, channels, 1, height, width).unbind()),
-        "t": empty(rows, dtype=torch.float32),
-        "cap_feats": list(empty(rows, text.tokens, text.width).unbind()),
-    }
-
-
-def _flux2(
-    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
-) -> dict[str, Any]:
-    channels, height, width = latent
-    meta = torch.device("meta")
-    return {
-        "hidden_states": empty(rows, height * width, channels),
-        "timestep": empty(rows),
-        "guidance": _guidance(empty, rows, settings),
-        "encoder_hidden_states": empty(rows, text.tokens, text.width),
-        "txt_ids": positions(1, 1, text.tokens, meta),
-        "img_ids": positions(height, width, 1, meta),
-    }
-
-
-def _wan(
-    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
-) -> dict[str, Any]:
-    # image to video: the network takes what is given of the frames, too
-    channels, (moments, height, width) = settings.get("in_channels") or latent[0], latent[1:]
-    tokens = moments * (height // PATCH) * (width // PATCH)
-    own = settings[TOKEN_TIMES]
-    found = {
-        "hidden_states": empty(rows, channels, *latent[1:]),
-        "timestep": empty(*((rows, tokens) if own else (rows,)), dtype=torch.float32),
-        "encoder_hidden_states": empty(rows, text.tokens, text.width),
-    }
-    if settings.get("image_dim"):
-        found["encoder_hidden_states_image"] = empty(rows, SEEN, settings["image_dim"])
-    return found
-
-
-def _unet(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
-    added = {"text_embeds": empty(rows, text.pooled), "time_ids": empty(rows, 6)}
-    return {
-        "sample": empty(rows, *latent),
-        "timestep": empty(rows, dtype=torch.int64),
-        "encoder_hidden_states": empty(rows, text.tokens, text.width),
-        "added_cond_kwargs": added if text.pooled else None,
-    }
-
-
-_INPUTS: dict[str, Inputs] = {
-    "sd3": _sd3,
-    "flux": _flux,
-    "flux_kontext": _flux,
-    "qwen_image": _qwen_image,
-    "qwen_edit": _qwen_image,
-    "qwen_edit_plus": _qwen_image,
-    "z_image": _z_image,
-    "flux2": _flux2,
-    "flux2_klein": _flux2,
-    "wan": _wan,
-    "wan_i2v": _wan,
-}
-_EDITS: dict[str, Inputs] = {
-    "flux_kontext": _with_sources(_flux),
-    "flux2": _with_sources(_flux2),
-    "flux2_klein": _with_sources(_flux2),
-    "qwen_edit": _qwen_edit,
-    "qwen_edit_plus": _qwen_edit,
-}
+    sizes = Sizes(workload.latent, workload.text, workload.source)
+    empty = Empty(rows, workload.tuning.dtype)
+    return workload.facts.inputs(empty, sizes, workload.architecture.settings)

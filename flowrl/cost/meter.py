@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -64,7 +64,7 @@ class Meter(TorchDispatchMode):
         self._living: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in held}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = _made(func, args, kwargs or {})
         packet = func._overloadpacket
         formula = _FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is not None:
@@ -88,6 +88,98 @@ class Meter(TorchDispatchMode):
 
     def _free(self, key: int) -> None:
         self.now -= self._living.pop(key)
+
+
+class _Layout(NamedTuple):
+    """How a result is made again."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    source: int | None  # place of the argument whose storage it shares; None: it has its own
+    offset: int  # in that storage, from where the argument begins
+
+
+# What an operation made of arguments of some shapes: the blocks of a network are alike, and what
+# the meta device does in Python for an operation takes far longer than to make its result again.
+# None: it has to run each time.
+_known: dict[Any, tuple[type, list[_Layout]] | None] = {}
+MOST_KNOWN = 20_000
+_NEW: Any = object()
+
+
+def _made(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation on tensors without numbers, or make what it made of equal shapes before."""
+    try:
+        key = func, _key(args), _key(tuple(kwargs.items()))
+        found = _known.get(key, _NEW)
+    except TypeError:  # an argument that cannot be compared
+        found, key = None, None
+    if found is _NEW:
+        out = func(*args, **kwargs)
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = _layouts(func, (args, kwargs), out)
+        return out
+    if found is None:
+        return func(*args, **kwargs)
+    kind, layouts = found
+    inputs = _tensors(args, kwargs) if any(one.source is not None for one in layouts) else []
+    results = []
+    for one in layouts:
+        if one.source is None:
+            made = torch.empty_strided(one.size, one.stride, dtype=one.dtype, device="meta")
+        else:
+            source = inputs[one.source]
+            made = source.as_strided(one.size, one.stride, source.storage_offset() + one.offset)
+        results.append(made)
+    return results[0] if kind is Tensor else kind(results)
+
+
+def _key(value: Any) -> Any:
+    """Return what of an argument decides the shapes of a result."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device.type
+    if isinstance(value, list | tuple):
+        return tuple([_key(one) for one in value])
+    return type(value), value
+
+
+def _tensors(*given: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(given) if isinstance(one, Tensor)]
+
+
+def _layouts(func: Any, given: Any, out: Any) -> tuple[type, list[_Layout]] | None:
+    """Return how to make the results of an operation again; None where it changes an argument,
+    where its type hangs on more than shapes, or where results are no plain tensors."""
+    results = [out] if isinstance(out, Tensor) else out
+    whole = isinstance(results, list | tuple) and all(isinstance(one, Tensor) for one in results)
+    if func._schema.is_mutable or not whole or not results:
+        return None
+    # a number beside whole ones is promoted by whether it was a tensor
+    inputs = _tensors(given)
+    plain = any(one.ndim == 0 and one.device.type != "meta" for one in inputs)
+    if plain and not all(one.is_floating_point() for one in inputs):
+        return None
+    shared = [one.untyped_storage()._cdata for one in inputs]
+    layouts = []
+    for one in results:
+        source, storage = None, one.untyped_storage()
+        if storage._cdata in shared:
+            source = shared.index(storage._cdata)
+            offset = one.storage_offset() - inputs[source].storage_offset()
+            same = one.dtype == inputs[source].dtype and not one.is_complex()
+        else:
+            again = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
+            offset = one.storage_offset()
+            same = again.untyped_storage().nbytes() == storage.nbytes() and offset == 0
+        if one.device.type != "meta" or not same:
+            return None
+        layouts.append(_Layout(one.shape, one.stride(), one.dtype, source, int(offset)))
+    own = {one.untyped_storage()._cdata for one in results} - {*shared}
+    if len(own) < sum(one.source is None for one in layouts):  # results that share one of their own
+        return None
+    return Tensor if isinstance(out, Tensor) else type(out), layouts
 
 
 class DeviceRules(TorchFunctionMode):

@@ -9,7 +9,7 @@ from flowrl.core.tables import flop, parameter_count, size, text_table
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
 from flowrl.cost.memory import reward_networks
-from flowrl.cost.time_shares import time_lines, work_of_iterations
+from flowrl.cost.time_shares import time_lines, times_as_json
 from flowrl.training.method import TRAINED_CALLS, method_of
 
 _INDENT = 11  # columns of the word that a line begins with
@@ -23,7 +23,8 @@ def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None
         f"{config.name}: {config.model.kwargs.get('path', config.model.fn)}",
         *_parameters(found),
     ]
-    lines += [*found.forecast.work.lines(), *calls(found), *time_lines(found)]
+    lines += [*found.forecast.work.lines(), *calls(found)]
+    lines += time_lines(found, gigabytes=gigabytes, width=width)
     lines += memory(found, width)
     return "\n".join([*lines, "", *verdict(found, gigabytes=gigabytes)])
 
@@ -111,7 +112,7 @@ def estimate_as_json(found: Estimate) -> dict[str, Any]:
             "guided_alone": sorted(work.twice),
         },
         "flops": found.flops,
-        "work_of_1000_iterations": work_of_iterations(found),
+        "time_of_1000_iterations": times_as_json(found),
         "activations": found.saved,
         "kept": {part.name: part.bytes for part in found.parts},
         "peak": {phase.name: phase.bytes for phase in found.phases},

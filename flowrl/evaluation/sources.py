@@ -144,7 +144,7 @@ def check_starts(model: FlowModel, prompts: PromptSet) -> None:
         if most is None and count:
             raise ConfigError(
                 f"model: {type(model).__name__} starts from noise alone, but {where} names a "
-                f"{SOURCE!r}; take a model that edits images, such as flux_kontext, or another list"
+                f"{SOURCE!r}; take a model that edits images, or another list"
             )
         if most is not None and not fewest <= count <= most:
             expected = "one image" if most == 1 else f"{fewest} to {most} images"

@@ -1,8 +1,9 @@
 """The base of all adapters: a FlowModel around one pipeline of diffusers.
 
-A new adapter is a file with three things: a record of its options (`PipelineOptions`), a class on
-`PipelineModel`, or on `FlowMatchingModel` for a network that predicts v, and a function of the
-file's own name, under ``@options_of(record)``, that loads one and wraps it.
+A new adapter is a file with four things: a record of its options (`PipelineOptions`), what it
+states of its models (`Facts`), a class on `PipelineModel`, or on `FlowMatchingModel` for a network
+that predicts v, and a function of the file's own name, under ``@options_of(record, facts)``, that
+loads one and wraps it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
+from flowrl.models.facts import Facts
 from flowrl.models.options import PipelineOptions
 from flowrl.models.prompt_encoding import NEGATIVE, halves
 from flowrl.models.tuned_pipeline import TunedPipeline
@@ -30,6 +31,7 @@ Network = Callable[[Tensor, Tensor, Cond], Tensor]
 class PipelineModel(ABC, Generic[Options]):
     """A FlowModel around one diffusers pipeline; see the FlowModel protocol for the contract."""
 
+    facts: ClassVar[Facts]  # what is known of all models of the class
     one_frame = False  # the VAE is one for videos, and an image a video of one frame
 
     def __init__(self, tuned: TunedPipeline, options: Options) -> None:
@@ -137,10 +139,16 @@ class PipelineModel(ABC, Generic[Options]):
         """Run the network as the base model; None where it cannot leave out what is tuned."""
         return self._tuned.base()
 
-    @abstractmethod
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError for a size that the pipeline cannot make."""
+        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels, [C, t, h,
+        w] of those of a video. Raise ModelError for a size that the pipeline cannot make.
+
+        **Differs:** some pipelines round a size that does not fit, with a line in their log.
+        """
+        parts = {"vae": self._pipeline.vae.config}
+        parts[self.facts.network] = getattr(self._pipeline, self.facts.network).config
+        frames = getattr(self.options, "frames", 1)
+        return self.facts.latent_shape(parts, height, width, frames=frames)
 
     @abstractmethod
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
@@ -228,16 +236,3 @@ def decode_latents(
         decoded = [part[:, :, 0] for part in decoded]
     pixels: Tensor = pipeline.image_processor.postprocess(torch.cat(decoded), output_type="pt")
     return pixels.float()
-
-
-def check_size(height: int, width: int, *, unit: int, most: int | None = None) -> None:
-    """Raise ModelError unless both are positive multiples of ``unit`` pixels, and at most ``most``
-    of them."""
-    if height < 1 or width < 1 or height % unit or width % unit:
-        raise ModelError(
-            f"height and width must be positive multiples of {unit} pixels, got {height} x {width}"
-        )
-    if most and max(height, width) > most * unit:
-        raise ModelError(
-            f"height and width may be at most {most * unit} pixels here, got {height} x {width}"
-        )

@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import UniPCMultistepScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
-from flowrl.models.adapter import Options, PipelineModel, check_size, guided
-
-PATCH = 2  # a token is a square of 2 x 2 latents
+from flowrl.models.adapter import Options, PipelineModel, guided
+from flowrl.models.facts import PATCH
 
 
 class FlowMatchingModel(PipelineModel[Options]):
     """A FlowModel around a pipeline with a FlowMatchEulerDiscreteScheduler.
 
-    An adapter writes `latent_shape`, `_embed`, `_network`, and `_token_side` or `_tokens`.
+    An adapter writes `_embed`, `_network`, and `_token_side` or `_tokens`.
     """
 
     # whether the pipeline spreads the steps evenly before the shift
@@ -192,23 +192,19 @@ def pipeline_sigmas(
     return sigmas.to(device, torch.float32)
 
 
+def first_order(scheduler: Any) -> Any:
+    """Return a scheduler of the same grid and times whose steps are Euler's: UniPC of order 1
+    without its corrector."""
+    if not isinstance(scheduler, UniPCMultistepScheduler):
+        return scheduler
+    every = list(range(int(scheduler.config.num_train_timesteps)))
+    return type(scheduler).from_config(scheduler.config, solver_order=1, disable_corrector=every)
+
+
 class SquareTokenModel(FlowMatchingModel[Options]):
     """A FlowModel with latents [C,h,w], whose network takes them as squares of 2 x 2."""
 
     even_steps = True
-    packed = True  # the network takes a square's latents as channels: 4 C of them
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError.
-
-        **Differs:** the pipelines of FLUX and Qwen-Image round a size that does not fit down, with
-        a line in their log.
-        """
-        factor = self._pipeline.vae_scale_factor
-        check_size(height, width, unit=PATCH * factor)
-        channels = int(self.network.config.in_channels)
-        return channels // PATCH**2 if self.packed else channels, height // factor, width // factor
 
     def _token_side(self) -> int:
         return PATCH

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
+from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, behind, guidance_input
 from flowrl.models.flow_matching import (
-    PATCH,
     SquareTokenModel,
     check_configs,
     grid_positions,
@@ -22,7 +22,6 @@ from flowrl.models.flow_matching import (
     unpack,
 )
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
-from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import (
     STRICT,
     Guidance,
@@ -47,6 +46,45 @@ PARTS = {
 }
 
 
+class FluxFacts(Facts):
+    """What is known of all models that `flux` reads."""
+
+    pipeline = "FluxPipeline"
+    kind = "FluxTransformer2DModel"
+    spec = "flux-1-dev"
+    typical = "black-forest-labs/FLUX.1-dev"
+    packed = PATCH**2
+    pooled = "pooled_projection_dim"
+    needs_negative = True
+    tiny = {
+        "flux": ("flowrl.models.tiny.stills:tiny_flux", {}),
+        "flux_schnell": ("flowrl.models.tiny.stills:tiny_flux", {"guidance_embeds": False}),
+    }
+
+    def tiny_for(self, parts: Parts) -> str:
+        """Return the name of the tiny pipeline that is most like a model."""
+        told = parts["transformer"].get("guidance_embeds", True)
+        return super().tiny_for(parts) if told else "flux_schnell"
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given; the tokens of a source stand behind the others."""
+        rows, text = empty.rows, sizes.text
+        channels, height, width = behind(sizes).latent
+        tokens = (height // PATCH) * (width // PATCH)
+        return {
+            "hidden_states": empty(rows, tokens, PATCH**2 * channels),
+            "timestep": empty(rows),
+            "guidance": guidance_input(empty, parts["transformer"]),
+            "encoder_hidden_states": empty(rows, text.tokens, text.width),
+            "pooled_projections": empty(rows, text.pooled),
+            "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
+            "img_ids": empty(tokens, 3, dtype=torch.float32),
+        }
+
+
+FACTS = FluxFacts()
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FluxOptions(PipelineOptions):
     """The options of `flux`."""
@@ -66,7 +104,7 @@ class FluxOptions(PipelineOptions):
         return self.true_cfg_scale
 
 
-@options_of(FluxOptions)
+@options_of(FluxOptions, FACTS)
 def flux(options: FluxOptions) -> Flux:
     """Load a FLUX.1 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -84,7 +122,7 @@ def flux(options: FluxOptions) -> Flux:
 
 def load_flux(pipeline_class: Any, options: FluxOptions) -> TunedPipeline:
     """Load a pipeline of FLUX.1's parts, and tune its network. Raise ConfigError, ModelError."""
-    path, tuning = options.path, pick_tuning(options, JOINT_ATTENTION)
+    path, tuning = options.path, pick_tuning(options, FACTS.targets)
     loaded = load_for_tuning(pipeline_class, path, PARTS, tuning, leave_out=IMAGE_INPUT)
     _check_channels(loaded.pipeline, path)
     embedded_guidance(loaded.pipeline, options)
@@ -101,6 +139,8 @@ class Flux(SquareTokenModel[FluxOptions]):
     none with schnell. Conditioning is T5's ``embeds`` [G,T,D] and CLIP's ``pooled`` [G,P].
     **Differs:** under true CFG the pipeline calls the network twice; here the halves are one batch.
     """
+
+    facts = FACTS
 
     reads_flow_sigmas = True
 

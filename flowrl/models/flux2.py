@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
@@ -15,9 +15,18 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond, Source
-from flowrl.models.adapter import check_size
-from flowrl.models.flow_matching import (
+from flowrl.models.facts import (
     PATCH,
+    Empty,
+    Facts,
+    Parts,
+    Sizes,
+    behind,
+    check_size,
+    guidance_input,
+    vae_factor,
+)
+from flowrl.models.flow_matching import (
     FlowMatchingModel,
     check_scheduler,
     grid_positions,
@@ -26,7 +35,7 @@ from flowrl.models.flow_matching import (
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
-from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked, to_pil
+from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 APART = 10  # between the times of the image, of its first reference, of the next
@@ -53,6 +62,53 @@ TARGETS = (
 Tokens = Annotated[int, Field(ge=1, le=512)]  # of a prompt with its template
 
 
+class Flux2Facts(Facts):
+    """What is known of all models that `flux2` reads."""
+
+    pipeline = "Flux2Pipeline"
+    kind = "Flux2Transformer2DModel"
+    spec = "flux-2"
+    targets = TARGETS
+    typical = "black-forest-labs/FLUX.2-dev"
+    sources = "if named"
+    tiny = {"flux2": ("flowrl.models.tiny.language:tiny_flux2", {})}
+
+    def latent_shape(
+        self, parts: Parts, height: int, width: int, *, frames: int = 1
+    ) -> tuple[int, int, int]:
+        """Return the shape of one latent: 2 x 2 of the VAE's."""
+        unit = PATCH * vae_factor(parts["vae"])
+        check_size(height, width, unit=unit)
+        return int(parts["transformer"]["in_channels"]), height // unit, width // unit
+
+    def vae_latent(self, latent: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of what the VAE decodes."""
+        channels, height, width = latent
+        return channels // PATCH**2, PATCH * height, PATCH * width
+
+    def source_shape(
+        self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
+    ) -> tuple[int, int] | None:
+        """Return rows and columns of references that are laid under each other."""
+        return (count * latent[1], latent[2]) if count else None
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given; the tokens of references stand behind the others."""
+        rows, text, meta = empty.rows, sizes.text, torch.device("meta")
+        channels, height, width = behind(sizes).latent
+        return {
+            "hidden_states": empty(rows, height * width, channels),
+            "timestep": empty(rows),
+            "guidance": guidance_input(empty, parts["transformer"]),
+            "encoder_hidden_states": empty(rows, text.tokens, text.width),
+            "txt_ids": positions(1, 1, text.tokens, meta),
+            "img_ids": positions(height, width, 1, meta),
+        }
+
+
+FACTS = Flux2Facts()
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Flux2Options(PipelineOptions):
     """The options of `flux2`."""
@@ -65,7 +121,7 @@ class Flux2Options(PipelineOptions):
 Options = TypeVar("Options", bound=PipelineOptions)
 
 
-@options_of(Flux2Options)
+@options_of(Flux2Options, FACTS)
 def flux2(options: Flux2Options) -> Flux2:
     """Load a FLUX.2 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -102,10 +158,10 @@ class Flux2Network(FlowMatchingModel[Options]):
     has its own, as large as the image.
     """
 
+    facts: ClassVar[Facts] = FACTS
     even_steps = True
     reads_flow_sigmas = True
     fewest_sources, most_sources = 0, 10  # ours: the pipeline counts none
-    takes_one = True  # prompt with references: the pipeline gives all the same
     guidance: float | None = None  # the number that the network is given
 
     def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
@@ -119,21 +175,6 @@ class Flux2Network(FlowMatchingModel[Options]):
         check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
         cond[SOURCE] = self.latents(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with; all prompts have the first's
-        references."""
-        return {"image": to_pil(sources[0])} if any(sources) else {}
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError.
-
-        **Differs:** the pipeline rounds a size that does not fit down, with a line in its log.
-        """
-        unit = PATCH * self._pipeline.vae_scale_factor
-        check_size(height, width, unit=unit)
-        return int(self.network.config.in_channels), height // unit, width // unit
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], rounded where the pipeline rounds it:

@@ -9,7 +9,15 @@ from diffusers import Flux2KleinPipeline
 from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError
-from flowrl.models.flux2 import NETWORK_PARTS, TARGETS, Flux2Network, Tokens, check_tokens
+from flowrl.models.facts import CALL
+from flowrl.models.flux2 import (
+    NETWORK_PARTS,
+    TARGETS,
+    Flux2Facts,
+    Flux2Network,
+    Tokens,
+    check_tokens,
+)
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import (
     STRICT,
@@ -26,6 +34,22 @@ PARTS = NETWORK_PARTS | {
     "text_encoder": PipelinePart(("Qwen3ForCausalLM",)),
     "tokenizer": PipelinePart(QWEN_TOKENIZER),
 }
+
+
+class KleinFacts(Flux2Facts):
+    """What is known of all models that `flux2_klein` reads."""
+
+    pipeline = "Flux2KleinPipeline"
+    typical = "black-forest-labs/FLUX.2-klein-base-4B"
+    call = {name: argument for name, argument in CALL.items() if name != "negative_prompt"}
+    negative_by_embeds = True
+    tiny = {
+        "flux2_klein": ("flowrl.models.tiny.language:tiny_klein", {}),
+        "flux2_klein_distilled": ("flowrl.models.tiny.language:tiny_klein", {"distilled": True}),
+    }
+
+
+FACTS = KleinFacts()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -45,7 +69,7 @@ class Flux2KleinOptions(PipelineOptions):
         return self.guidance
 
 
-@options_of(Flux2KleinOptions)
+@options_of(Flux2KleinOptions, FACTS)
 def flux2_klein(options: Flux2KleinOptions) -> Flux2Klein:
     """Load a FLUX.2 klein pipeline from a folder or a Hugging Face id, ready to sample and to
     train.
@@ -69,6 +93,8 @@ def flux2_klein(options: Flux2KleinOptions) -> Flux2Klein:
 class Flux2Klein(Flux2Network[Flux2KleinOptions]):
     """A FlowModel around one Flux2KleinPipeline. **Differs:** guidance may lead away from any
     negative prompt; the pipeline knows the empty one only."""
+
+    facts = FACTS
 
     @contextmanager
     def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +11,39 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
-from flowrl.models.adapter import check_size
-from flowrl.models.flow_matching import PATCH, pack
-from flowrl.models.flux import Flux, FluxOptions, image_ids, load_flux
+from flowrl.models.facts import PATCH, check_size
+from flowrl.models.flow_matching import pack
+from flowrl.models.flux import Flux, FluxFacts, FluxOptions, image_ids, load_flux
 from flowrl.models.options import options_of
 from flowrl.models.prompt_encoding import NEGATIVE
 
 SOURCE = "source"
 
 
-@options_of(FluxOptions)
+class KontextFacts(FluxFacts):
+    """What is known of all models that `flux_kontext` reads."""
+
+    pipeline = "FluxKontextPipeline"
+    typical = "black-forest-labs/FLUX.1-Kontext-dev"
+    sources = "always"
+    tiny = {"flux_kontext": ("flowrl.models.tiny.stills:tiny_flux", {"kontext": True})}
+
+    def source_shape(
+        self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
+    ) -> tuple[int, int]:
+        """Return rows and columns of the source's latents: as large as the image."""
+        return latent[1], latent[2]
+
+    def arguments(self, given: Mapping[str, Any], height: int, width: int) -> dict[str, Any]:
+        """Return what the pipeline is called with: sizes as they are."""
+        own = {"max_area": height * width, "_auto_resize": False}
+        return own | super().arguments(given, height, width)
+
+
+FACTS = KontextFacts()
+
+
+@options_of(FluxOptions, FACTS)
 def flux_kontext(options: FluxOptions) -> FluxKontext:
     """Load a FLUX.1-Kontext pipeline from a folder or a Hugging Face id, ready to sample and to
     train.
@@ -44,6 +67,8 @@ class FluxKontext(Flux):
     has them with ``max_area=height * width`` and ``_auto_resize=False``.
     """
 
+    facts = FACTS
+
     most_sources = 1
     reads_flow_sigmas = False
 
@@ -60,12 +85,6 @@ class FluxKontext(Flux):
         check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
         cond = self.encode(prompts) | {SOURCE: self.latents(images)}
         return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with to edit these sources [G] as they are."""
-        images = torch.stack([source[0] for source in sources])
-        area = images.shape[-2] * images.shape[-1]
-        return {"image": images.to(self.device), "max_area": area, "_auto_resize": False}
 
     def _image(self, x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
         tokens, ids = super()._image(x, cond)

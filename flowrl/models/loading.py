@@ -48,6 +48,8 @@ BASE = ".base_layer."  # under which peft keeps a layer that has an adapter
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHIPPED = ("assets/", "configs/")  # what starts so is no id
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
+# tokenizers that read bytes have no vocabulary
+_OF_BYTES, _SETTINGS = ("ByT5Tokenizer",), (("tokenizer_config.json",),)
 
 
 class PipelinePart(NamedTuple):
@@ -309,8 +311,9 @@ def _check_part(folder: Path, kind: str) -> set[str]:
         return set()  # it reads bytes, and has no vocabulary
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
-        if not any(_has(folder, files) for files in _TOKENIZER_FILES):
-            wanted = ", or ".join(" with ".join(files) for files in _TOKENIZER_FILES)
+        known = _SETTINGS if kind in _OF_BYTES else _TOKENIZER_FILES
+        if not any(_has(folder, files) for files in known):
+            wanted = ", or ".join(" with ".join(files) for files in known)
             raise ModelError(f"{folder}: no tokenizer files; expected {wanted}")
         for file in sorted(folder.glob("*.json")):
             _read_json(file)

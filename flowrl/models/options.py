@@ -168,11 +168,18 @@ class PipelineOptions:
         return self
 
 
-def options_of(record: Callable[..., Record]) -> Callable[..., Callable[..., Any]]:
+ADAPTERS: dict[str, Callable[..., Any]] = {}
+"""Adapters by the class of their pipeline; `flowrl.models.facts.adapters` has them all."""
+
+
+def options_of(
+    record: Callable[..., Record], facts: Any = None
+) -> Callable[..., Callable[..., Any]]:
     """Let a function of one record be called with the record's fields as arguments.
 
     Its signature becomes the record's, which is what a config binds to. A mistake raises
-    ConfigError before the function is entered, so before any weight is read.
+    ConfigError before the function is entered, so before any weight is read. With ``facts``
+    (`flowrl.models.facts.Facts`) it is an adapter: pipelines of their class are loaded by it.
     """
 
     def decorate(build: Callable[[Record], Model]) -> Callable[..., Model]:
@@ -182,6 +189,12 @@ def options_of(record: Callable[..., Record]) -> Callable[..., Callable[..., Any
 
         call.options = functools.partial(checked_options, record)  # type: ignore[attr-defined]
         call.__signature__ = _evaluated_signature(record)  # type: ignore[attr-defined]
+        if facts is not None:
+            call.facts = facts  # type: ignore[attr-defined]
+            if call.__module__.startswith("flowrl."):
+                ADAPTERS.setdefault(facts.pipeline, call)
+            else:  # the user's goes first
+                ADAPTERS[facts.pipeline] = call
         return call
 
     return decorate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Mapping
@@ -30,42 +31,13 @@ from flowrl.models.by_call.options import (
 )
 from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.by_call.texts import KeyedTexts
-from flowrl.models.flux import flux
-from flowrl.models.flux2 import flux2
-from flowrl.models.flux2_klein import flux2_klein
-from flowrl.models.flux_kontext import flux_kontext
+from flowrl.models.facts import adapters, fn_of
 from flowrl.models.loading import Loaded, PipelinePart, first_line, locate, names_part
 from flowrl.models.options import options_of, pick_tuning, warn_if_distilled
-from flowrl.models.qwen_edit import qwen_edit
-from flowrl.models.qwen_edit_plus import qwen_edit_plus
-from flowrl.models.qwen_image import qwen_image
-from flowrl.models.sd3 import sd3
-from flowrl.models.sd15 import sd15
-from flowrl.models.sdxl import sdxl
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
 from flowrl.models.unet import SPACINGS, ddim_scheduler
-from flowrl.models.wan import LOW, Experts, wan
-from flowrl.models.wan_i2v import wan_i2v
-from flowrl.models.z_image import z_image
+from flowrl.models.wan import LOW, Experts
 
-ADAPTERS = {
-    "StableDiffusionPipeline": "sd15",
-    "StableDiffusionXLPipeline": "sdxl",
-    "StableDiffusion3Pipeline": "sd3",
-    "FluxPipeline": "flux",
-    "FluxKontextPipeline": "flux_kontext",
-    "Flux2Pipeline": "flux2",
-    "Flux2KleinPipeline": "flux2_klein",
-    "QwenImagePipeline": "qwen_image",
-    "QwenImageEditPipeline": "qwen_edit",
-    "QwenImageEditPlusPipeline": "qwen_edit_plus",
-    "ZImagePipeline": "z_image",
-    "WanPipeline": "wan",
-    "WanImageToVideoPipeline": "wan_i2v",
-}
-_MADE_BY = (sd15, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, z_image, wan, wan_i2v)
-_QWEN = (qwen_image, qwen_edit, qwen_edit_plus)
-MAKERS = {make.__name__: make for make in (*_MADE_BY, *_QWEN)}
 NETWORKS = ("transformer", "unet", "prior")  # parts that are trained, the first that is there
 
 
@@ -118,10 +90,10 @@ def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowMod
     options = {"path": str(pipe.name_or_path or kind.__name__), **options}
     options.setdefault("device", str(network.device))
     options.setdefault("dtype", _dtype_name(network.dtype))
-    name = ADAPTERS.get(kind.__name__) if adapter else None
-    if name is not None:
+    make = adapters().get(kind.__name__) if adapter else None
+    if make is not None:
         with given(pipe):
-            model: FlowModel = MAKERS[name](**options)
+            model: FlowModel = make(**options)
         return model
     checked = pipeline.options(**options)  # type: ignore[attr-defined]
     where = f"the {kind.__name__} in memory"
@@ -133,6 +105,38 @@ def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowMod
     tuning = pick_tuning(checked, ())
     loaded = loaded_from(pipe, kind, {}, tuning, networks=networks)
     return _tuned(loaded, checked, networks, noise=noise)
+
+
+def own_call(model: Any, height: int, width: int, *, sources: int = 0) -> PipelineCall:
+    """Return the pipeline of an adapter's model asked by its own ``__call__``, over the same
+    weights and with the model's options under the pipeline's names; prompts start from up to
+    ``sources`` images. Raise ConfigError, ModelError."""
+    pipe = model.pipeline()
+    facts = model.facts
+    given = {name: getattr(model.options, name) for name in model.options.__dataclass_fields__}
+    call = facts.arguments(given, height, width)
+    if facts.negative_by_embeds and given["negative_prompt"]:
+        raise ModelError(f"{type(pipe).__name__} knows no negative prompt but the empty one")
+    options = PipelineCallOptions(
+        given["path"],
+        tune=model.options.tune,
+        layers=given["layers"],
+        dtype=given["dtype"],
+        device=given["device"],
+        runtime=given["runtime"],
+        decode_batch=given["decode_batch"],
+        negative_prompt=call.pop("negative_prompt", None),
+        frames=call.pop("num_frames", 1),
+        sources=sources,
+        call=call,
+    )
+    check_class(type(pipe), type(pipe).__name__, options)
+    tuned = copy.copy(model._tuned)
+    tuned.texts = KeyedTexts(tuned.encoders_at_work)
+    flow = EditingPipelineCall if sources else PipelineCall
+    made = (NoiseCall if getattr(model, "discrete_levels", False) else flow)(tuned, options, fence)
+    made.networks = {name: getattr(pipe, name) for name in _networks_of(pipe)}
+    return made
 
 
 def _tuned(
@@ -206,8 +210,8 @@ def fn_for(path: Any) -> str:
     if not isinstance(path, str):
         raise ConfigError(f"model.path: expected a folder or a Hugging Face id, got {path!r}")
     name = class_of(path)
-    if name in ADAPTERS:
-        return ADAPTERS[name]
+    if own := fn_of(name):
+        return own
     print(
         f"model: {path} is a {name}, which has no adapter: its own call is asked (fn: pipeline)",
         file=sys.stderr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -18,7 +18,8 @@ from torchvision.transforms.functional import pil_to_tensor
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
-from flowrl.models.flow_matching import PATCH, pack
+from flowrl.models.facts import PATCH
+from flowrl.models.flow_matching import pack
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of, pick_tuning
 from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, Texts, stacked, to_pil
@@ -27,6 +28,7 @@ from flowrl.models.qwen_image import (
     PLAIN,
     TARGETS,
     QwenImage,
+    QwenImageFacts,
     QwenImageOptions,
     check_network,
 )
@@ -37,6 +39,43 @@ LAYERS = ("use_additional_t_cond", "use_layer3d_rope", "guidance_embeds")  # of 
 WHOLE = 1024 * 1024  # pixels that the pipelines scale a source to
 Pixels = Annotated[int, Field(ge=32 * 32)]
 Tokens = Annotated[int, Field(ge=1, le=8192)]
+
+
+class QwenEditFacts(QwenImageFacts):
+    """What is known of all models that `qwen_edit` reads, whose pipelines cut no prompt."""
+
+    pipeline = "QwenImageEditPipeline"
+    typical = "Qwen/Qwen-Image-Edit"
+    sources = "always"
+    call = {
+        name: argument
+        for name, argument in QwenImageFacts.call.items()
+        if name != "max_sequence_length"
+    }
+    tiny = {"qwen_edit": ("flowrl.models.tiny.language:tiny_qwen_edit", {})}
+    seen = WHOLE  # pixels that the pipeline shows the language model
+
+    def source_shape(
+        self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
+    ) -> tuple[int, int]:
+        """Return rows and columns of the source's latents, scaled to its own area."""
+        factor = size[0] // latent[1]
+        width, height, _ = calculate_dimensions(given["source_pixels"], size[1] / size[0])
+        return height // factor, width // factor
+
+    def source_note(self, given: Mapping[str, Any]) -> str:
+        """Say where a run scaled sources otherwise than the pipeline does."""
+        areas = (given["source_pixels"], given["seen_pixels"] or given["source_pixels"])
+        if areas == (WHOLE, self.seen):
+            return ""
+        return (
+            f" Then it scaled them to an area of {areas[0]} pixels for the VAE and of {areas[1]} "
+            f"for the language model. The pipeline scales to {WHOLE} and {self.seen}, so its "
+            "images differ."
+        )
+
+
+FACTS = QwenEditFacts()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -51,7 +90,7 @@ class QwenEditOptions(QwenImageOptions):
     max_sequence_length: Tokens = 2048
 
 
-@options_of(QwenEditOptions)
+@options_of(QwenEditOptions, FACTS)
 def qwen_edit(options: QwenEditOptions) -> QwenEdit:
     """Load a Qwen-Image-Edit pipeline from a folder or a Hugging Face id, ready to sample and to
     train.
@@ -98,9 +137,10 @@ class QwenEdit(QwenImage):
     has its own.
     """
 
+    facts = FACTS
+
     options: QwenEditOptions
     most_sources = 1
-    takes_one = True  # prompt with a source: the pipeline gives all the same
 
     def __init__(self, tuned: TunedPipeline, options: QwenEditOptions) -> None:
         super().__init__(tuned, options)
@@ -141,10 +181,6 @@ class QwenEdit(QwenImage):
             negative = self._texts([avoided] * len(prompts), sources) | {SOURCE: latents}
             cond |= {NEGATIVE + name: rows for name, rows in negative.items()}
         return cond
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with; all prompts have the first's source."""
-        return {"image": to_pil(sources[0])[0]}
 
     def _texts(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Read prompts [G] with their sources [G]; what was read is known by both."""

@@ -3,19 +3,36 @@ QwenImageEditPlusPipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from diffusers import QwenImageEditPlusPipeline
 from PIL.Image import Image
 from pydantic.dataclasses import dataclass
 
-from flowrl.core.types import Source
 from flowrl.models.options import STRICT, options_of
-from flowrl.models.prompt_encoding import to_pil
-from flowrl.models.qwen_edit import WHOLE, Pixels, QwenEdit, QwenEditOptions, Tokens, load_qwen_edit
+from flowrl.models.qwen_edit import (
+    WHOLE,
+    Pixels,
+    QwenEdit,
+    QwenEditFacts,
+    QwenEditOptions,
+    Tokens,
+    load_qwen_edit,
+)
 
 SEEN = 384 * 384  # pixels that the pipeline shows the language model
+
+
+class QwenEditPlusFacts(QwenEditFacts):
+    """What is known of all models that `qwen_edit_plus` reads."""
+
+    pipeline = "QwenImageEditPlusPipeline"
+    typical = "Qwen/Qwen-Image-Edit-2509"
+    tiny = {"qwen_edit_plus": ("flowrl.models.tiny.language:tiny_qwen_edit", {"plus": True})}
+    seen = SEEN
+
+
+FACTS = QwenEditPlusFacts()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -27,7 +44,7 @@ class QwenEditPlusOptions(QwenEditOptions):
     max_sequence_length: Tokens = 1024
 
 
-@options_of(QwenEditPlusOptions)
+@options_of(QwenEditPlusOptions, FACTS)
 def qwen_edit_plus(options: QwenEditPlusOptions) -> QwenEditPlus:
     """Load a Qwen-Image-Edit-Plus pipeline (Qwen-Image-Edit-2509, -2511) from a folder or a Hugging
     Face id, ready to sample and to train.
@@ -43,6 +60,8 @@ class QwenEditPlus(QwenEdit):
     sources. The language model sees them as Picture 1, Picture 2 and so on; their tokens stand
     behind each other. A network with ``zero_cond_t`` is told the time 0 for them."""
 
+    facts = FACTS
+
     most_sources = 3  # as the model card of Qwen-Image-Edit-2509 says
 
     @property
@@ -51,10 +70,6 @@ class QwenEditPlus(QwenEdit):
         if (self.options.source_pixels, self.seen_pixels) == (WHOLE, SEEN):
             return None
         return f"the pipeline scales sources to {WHOLE} and {SEEN} pixels; so do the defaults"
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with, for one prompt."""
-        return {"image": to_pil(sources[0])}
 
     def _shown(self, seen: list[Image]) -> Any:
         return seen

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.flow_matching import PATCH, SquareTokenModel, check_scheduler, pack, unpack
+from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, TextShape
+from flowrl.models.flow_matching import SquareTokenModel, check_scheduler, pack, unpack
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
@@ -43,6 +44,50 @@ PLAIN = {
 }
 
 
+class QwenImageFacts(Facts):
+    """What is known of all models that `qwen_image` reads."""
+
+    pipeline = "QwenImagePipeline"
+    kind = "QwenImageTransformer2DModel"
+    spec = "qwen-image"
+    targets = TARGETS
+    typical = "Qwen/Qwen-Image"
+    packed = PATCH**2
+    call = CALL | {"guidance": "true_cfg_scale"}
+    needs_negative = True
+    tiny = {"qwen_image": ("flowrl.models.tiny.language:tiny_qwen_image", {})}
+
+    def vae_latent(self, latent: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of what the VAE decodes: a video of one frame."""
+        channels, height, width = latent
+        return channels, 1, height, width
+
+    def random_texts(
+        self, count: int, shape: TextShape, *, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Return random embeddings, and their mask."""
+        made = super().random_texts(count, shape, device=device, dtype=dtype)
+        return made | {"mask": torch.ones(count, shape.tokens, device=device, dtype=torch.long)}
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given; the tokens of a source stand behind the others."""
+        rows, text, (channels, height, width) = empty.rows, sizes.text, sizes.latent
+        lots = [(1, height // PATCH, width // PATCH)]
+        if sizes.source is not None:
+            lots.append((1, sizes.source[0] // PATCH, sizes.source[1] // PATCH))
+        images = [empty(rows, high * wide, PATCH**2 * channels) for _, high, wide in lots]
+        return {
+            "hidden_states": torch.cat(images, 1) if len(lots) > 1 else images[0],
+            "timestep": empty(rows, dtype=torch.float32),
+            "encoder_hidden_states": empty(rows, text.tokens, text.width),
+            "encoder_hidden_states_mask": empty(rows, text.tokens, dtype=torch.int64),
+            "img_shapes": [lots] * rows,
+        }
+
+
+FACTS = QwenImageFacts()
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class QwenImageOptions(PipelineOptions):
     """The options of `qwen_image`."""
@@ -60,7 +105,7 @@ class QwenImageOptions(PipelineOptions):
         return self.guidance
 
 
-@options_of(QwenImageOptions)
+@options_of(QwenImageOptions, FACTS)
 def qwen_image(options: QwenImageOptions) -> QwenImage:
     """Load a Qwen-Image pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -90,6 +135,8 @@ class QwenImage(SquareTokenModel[QwenImageOptions]):
     all are as long. Then the kernel of attention depends on which prompts share a call, and its
     rounding with it; here every call is alike.
     """
+
+    facts = FACTS
 
     one_frame = True
 

@@ -11,7 +11,18 @@ from flowrl.core.types import Cond
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, DecodeBatch, options_of, pick_tuning
 from flowrl.models.tuned_pipeline import TunedPipeline
-from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
+from flowrl.models.unet import PARTS, UNetFacts, UNetModel, UNetOptions, load_unet
+
+
+class SD15Facts(UNetFacts):
+    """What is known of all models that `sd15` reads."""
+
+    pipeline = "StableDiffusionPipeline"
+    typical = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+    tiny = {"sd15": ("flowrl.models.tiny.stills:tiny_sd15", {})}
+
+
+FACTS = SD15Facts()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -22,7 +33,7 @@ class SD15Options(UNetOptions):
     decode_batch: DecodeBatch = 16
 
 
-@options_of(SD15Options)
+@options_of(SD15Options, FACTS)
 def sd15(options: SD15Options) -> SD15:
     """Load a Stable Diffusion 1.x or 2.x pipeline from a folder or a Hugging Face id, ready to
     sample and to train.
@@ -45,6 +56,8 @@ def sd15(options: SD15Options) -> SD15:
 
 class SD15(UNetModel[SD15Options]):
     """A FlowModel around one StableDiffusionPipeline. Conditioning is ``embeds`` [G,T,D]."""
+
+    facts = FACTS
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _ = self._pipeline.encode_prompt([prompt], self.text_device, 1, False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from diffusers import StableDiffusion3Pipeline
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flowrl.core.types import Cond
-from flowrl.models.adapter import check_size
+from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
-from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import (
     STRICT,
     DecodeBatch,
@@ -35,6 +38,49 @@ PARTS = {
 }
 
 
+class SD3Facts(Facts):
+    """What is known of all models that `sd3` reads."""
+
+    pipeline = "StableDiffusion3Pipeline"
+    kind = "SD3Transformer2DModel"
+    spec = "stable-diffusion-3"
+    typical = "stabilityai/stable-diffusion-3-medium-diffusers"
+    table = "pos_embed_max_size"
+    pooled = "pooled_projection_dim"
+    more_tokens = 77  # of CLIP
+    lighter = {"t5": False}
+    reads_kohya = False
+    tiny = {
+        "sd3": ("flowrl.models.tiny.stills:tiny_sd3", {}),
+        "sd3.5": ("flowrl.models.tiny.stills:tiny_sd3", {"t5": True, "dual": True}),
+    }
+
+    def left_out(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return T5's parts where the options leave it out."""
+        return () if given.get("t5", True) else ("text_encoder_3", "tokenizer_3")
+
+    def tiny_for(self, parts: Parts) -> str:
+        """Return the name of the tiny pipeline that is most like a model."""
+        return "sd3.5" if parts["transformer"].get("dual_attention_layers") else "sd3"
+
+    def unit(self, factor: int, settings: Mapping[str, Any]) -> int:
+        """Return the pixels that a side is a multiple of."""
+        return factor * int(settings.get("patch_size", PATCH))
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given."""
+        rows, text = empty.rows, sizes.text
+        return {
+            "hidden_states": empty(rows, *sizes.latent),
+            "timestep": empty(rows, dtype=torch.float32),
+            "encoder_hidden_states": empty(rows, text.tokens, text.width),
+            "pooled_projections": empty(rows, text.pooled),
+        }
+
+
+FACTS = SD3Facts()
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SD3Options(PipelineOptions):
     """The options of `sd3`; **Differs:** there is no skip-layer guidance, which the pipeline offers
@@ -53,15 +99,15 @@ class SD3Options(PipelineOptions):
         return self.guidance
 
 
-@options_of(SD3Options)
+@options_of(SD3Options, FACTS)
 def sd3(options: SD3Options) -> SD3:
     """Load an SD3 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
     See `SD3Options` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model.
     """
-    tuning = pick_tuning(options, JOINT_ATTENTION)
-    leave_out = () if options.t5 else ("text_encoder_3", "tokenizer_3")
+    tuning = pick_tuning(options, FACTS.targets)
+    leave_out = FACTS.left_out({"t5": options.t5})
     loaded = load_for_tuning(
         StableDiffusion3Pipeline, options.path, PARTS, tuning, leave_out=leave_out
     )
@@ -80,14 +126,7 @@ class SD3(FlowMatchingModel[SD3Options]):
     zero tokens to CLIP's 77.
     """
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError."""
-        config = self.network.config
-        factor = self._pipeline.vae_scale_factor
-        unit = factor * config.patch_size
-        check_size(height, width, unit=unit, most=config.pos_embed_max_size)
-        return int(config.in_channels), height // factor, width // factor
+    facts = FACTS
 
     def _token_side(self) -> int:
         return int(self.network.config.patch_size)

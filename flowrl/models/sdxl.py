@@ -14,11 +14,12 @@ from transformers import CLIPTextConfig
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
+from flowrl.models.facts import NEUTRAL
 from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, options_of, pick_tuning
 from flowrl.models.tuned_pipeline import TunedPipeline
-from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
+from flowrl.models.unet import PARTS, UNetFacts, UNetModel, UNetOptions, load_unet
 
 XL_PARTS = PARTS | {
     "text_encoder_2": PipelinePart(("CLIPTextModelWithProjection",)),
@@ -34,6 +35,23 @@ Corner = Annotated[
 ]
 
 
+class SDXLFacts(UNetFacts):
+    """What is known of all models that `sdxl` reads."""
+
+    pipeline = "StableDiffusionXLPipeline"
+    typical = "stabilityai/stable-diffusion-xl-base-1.0"
+    # without a negative prompt the pipeline leads away from zeros
+    neutral = NEUTRAL | {"negative_prompt": None}
+    tiny = {"sdxl": ("flowrl.models.tiny.stills:tiny_sdxl", {})}
+
+    def vae_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return float32 for float16, in which the VAE overflows."""
+        return torch.float32 if dtype == torch.float16 else dtype
+
+
+FACTS = SDXLFacts()
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SDXLOptions(UNetOptions):
     """The options of `sdxl`: those of all UNets, and what the network is given of the image's
@@ -47,7 +65,7 @@ class SDXLOptions(UNetOptions):
     target_size: Size | None = None
 
 
-@options_of(SDXLOptions)
+@options_of(SDXLOptions, FACTS)
 def sdxl(options: SDXLOptions) -> SDXL:
     """Load an SDXL pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -71,6 +89,8 @@ def sdxl(options: SDXLOptions) -> SDXL:
 class SDXL(UNetModel[SDXLOptions]):
     """A FlowModel around one StableDiffusionXLPipeline. Conditioning is ``embeds`` [G,T,D] and
     ``pooled`` [G,P]."""
+
+    facts = FACTS
 
     upcasts = True
 

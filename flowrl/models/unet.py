@@ -12,7 +12,7 @@ import copy
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -26,8 +26,10 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import flow_from_vp, per_sample, velocity_from_eps, vp_from_flow
 from flowrl.core.types import Cond
-from flowrl.models.adapter import PipelineModel, check_size, guided
+from flowrl.models.adapter import PipelineModel, guided
+from flowrl.models.facts import Empty, Facts, Parts, Sizes, TextShape
 from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
+from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, Tuning
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
@@ -84,6 +86,44 @@ PARTS = {
 }
 
 
+class UNetFacts(Facts):
+    """What is known of all models with a UNet of diffusers."""
+
+    kind = "UNet2DConditionModel"
+    network = "unet"
+    targets = UNET_ATTENTION
+    more_tokens = 77  # of CLIP
+
+    def modelspec(self, settings: Mapping[str, Any]) -> str:
+        """Return what metadata call the network, by what it reads."""
+        wide = {2048: "xl-v1-base", 1024: "v2"}.get(settings["cross_attention_dim"], "v1")
+        return f"stable-diffusion-{wide}"
+
+    def unit(self, factor: int, settings: Mapping[str, Any]) -> int:
+        """Return the pixels that a side is a multiple of; the pipelines ask for 8 whatever their
+        VAE."""
+        return max(8, factor)
+
+    def text_shape(self, parts: Parts, given: Mapping[str, Any]) -> TextShape:
+        """Return the sizes of one prompt's embeddings; beside pooled text the network takes height
+        and width, thrice."""
+        settings = parts["unet"]
+        added = int(settings.get("projection_class_embeddings_input_dim") or 0)
+        sizes = 6 * (settings.get("addition_time_embed_dim") or 0)
+        return super().text_shape(parts, given)._replace(pooled=added - sizes)
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given."""
+        rows, text = empty.rows, sizes.text
+        added = {"text_embeds": empty(rows, text.pooled), "time_ids": empty(rows, 6)}
+        return {
+            "sample": empty(rows, *sizes.latent),
+            "timestep": empty(rows, dtype=torch.int64),
+            "encoder_hidden_states": empty(rows, text.tokens, text.width),
+            "added_cond_kwargs": added if text.pooled else None,
+        }
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UNetOptions(PipelineOptions):
     """What adapters of UNets take besides what all do."""
@@ -132,13 +172,6 @@ class UNetModel(PipelineModel[Options]):
     def unet(self) -> Any:
         """Return the network that is trained."""
         return self.network
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError."""
-        factor = self._pipeline.vae_scale_factor
-        check_size(height, width, unit=max(8, factor))  # the pipelines ask for 8 whatever their VAE
-        return int(self.network.config.in_channels), height // factor, width // factor
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         """Return the noise levels [S+1] of the pipeline's DDIM timesteps, float32 on the model's

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import sharded, world
 from flowrl.core.types import Cond
-from flowrl.models.adapter import check_size, guided
+from flowrl.models.adapter import guided
+from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, check_size
 from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.loading import T5_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import (
@@ -43,7 +44,8 @@ PARTS = {
     "text_encoder": PipelinePart(("UMT5EncoderModel",)),
     "tokenizer": PipelinePart(T5_TOKENIZER),
 }
-WIDE = ("vae",)  # parts that stay in float32, as in the model cards
+WIDE: tuple[str, ...] = ("vae",)  # parts that stay in float32, as in the model cards
+SEEN = 257  # tokens of what CLIP sees in the image that a video of Wan 2.1 starts from
 TARGETS = (  # of LoRA: both attentions, to the video and to the text, and the feed-forward
     *(f"attn{n}.{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0")),
     "ffn.net.0.proj",
@@ -55,6 +57,66 @@ Frames = Annotated[int, Field(ge=1)]
 HIGH, LOW = "transformer", "transformer_2"  # as the pipeline names them
 Ask = Callable[[str, Tensor], Tensor]
 """``ask(expert, rows [b]) -> v [b, *]``: one expert's velocity of some rows of a batch."""
+
+
+class WanFacts(Facts):
+    """What is known of all models that `wan` reads."""
+
+    pipeline = "WanPipeline"
+    kind = "WanTransformer3DModel"
+    spec = "wan"
+    targets = TARGETS
+    typical = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    video = True
+    wide: ClassVar[tuple[str, ...]] = WIDE
+    call = CALL | {"frames": "num_frames", "guidance_2": "guidance_scale_2"}
+    tiny = {
+        "wan": ("flowrl.models.tiny.videos:tiny_wan", {}),
+        "wan2.2": ("flowrl.models.tiny.videos:tiny_wan22", {}),
+        "wan_ti2v": ("flowrl.models.tiny.videos:tiny_ti2v", {}),
+    }
+
+    def tiny_for(self, parts: Parts) -> str:
+        """Return the name of the tiny pipeline that is most like a model: Wan 2.2 has two experts,
+        or a VAE of its own."""
+        if parts["vae"].get("is_residual"):
+            return "wan_ti2v"
+        return "wan2.2" if LOW in parts else "wan"
+
+    def latent_shape(
+        self, parts: Parts, height: int, width: int, *, frames: int = 1
+    ) -> tuple[int, ...]:
+        """Return the shape of one latent: the VAE keeps the first frame, and joins some of those
+        after it into one."""
+        vae = parts["vae"]
+        side, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+        check_frames(frames, time)
+        patch = parts["transformer"].get("patch_size") or (1, PATCH, PATCH)
+        for unit in (UNIT, side * patch[1], side * patch[2]):
+            check_size(height, width, unit=unit)
+        moments = (frames - 1) // time + 1
+        return int(vae.get("z_dim", 16)), moments, height // side, width // side
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given; from image to video what is given of the frames, too,
+        and of TI2V-5B a time for each token."""
+        rows, text, settings = empty.rows, sizes.text, parts["transformer"]
+        channels, (moments, height, width) = sizes.latent[0], sizes.latent[1:]
+        tokens = moments * (height // PATCH) * (width // PATCH)
+        times = (rows, tokens) if parts["vae"].get("is_residual") else (rows,)
+        found = {
+            "hidden_states": empty(
+                rows, settings.get("in_channels") or channels, *sizes.latent[1:]
+            ),
+            "timestep": empty(*times, dtype=torch.float32),
+            "encoder_hidden_states": empty(rows, text.tokens, text.width),
+        }
+        if settings.get("image_dim"):
+            found["encoder_hidden_states_image"] = empty(rows, SEEN, settings["image_dim"])
+        return found
+
+
+FACTS = WanFacts()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -86,7 +148,7 @@ class WanOptions(PipelineOptions):
         return self
 
 
-@options_of(WanOptions)
+@options_of(WanOptions, FACTS)
 def wan(options: WanOptions) -> Wan:
     """Load a Wan pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -113,37 +175,24 @@ class Wan(FlowMatchingModel[WanOptions]):
     trained, and a batch over the boundary is a call of each.
     """
 
+    facts = FACTS
+
     @property
     def frames(self) -> int:
         """Return how many frames a video has; 1: the model makes images."""
         return self.options.frames
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return [C, t, h, w] of the latents of a video of ``height`` x ``width`` pixels. Raise
-        ModelError.
-
-        **Differs:** the pipeline rounds a size or a number of frames that does not fit, with a
-        line in its log.
-        """
-        vae, patch = self._pipeline.vae.config, self.network.config.patch_size
-        factor = int(vae.scale_factor_spatial)
-        for side in patch[1:]:
-            check_size(height, width, unit=UNIT)
-            check_size(height, width, unit=factor * side)
-        moments = (self.frames - 1) // int(vae.scale_factor_temporal) + 1
-        self._check_tokens(
-            moments // patch[0] * (height // factor // patch[1]) * (width // factor // patch[2])
-        )
-        return int(vae.z_dim), moments, height // factor, width // factor
-
-    def _check_tokens(self, tokens: int) -> None:
-        """Raise ModelError for a video that cannot be cut for several processes."""
-        degree = context_size(self._tuned.tuning.runtime)
+        """Return the shape of one latent; of several processes each has some of its tokens. Raise
+        ModelError."""
+        found = super().latent_shape(height, width)
+        tokens, degree = self._count(found), context_size(self._tuned.tuning.runtime)
         if tokens % degree:
             raise ModelError(
                 f"runtime.context_parallel={degree}: expected a divisor of the {tokens} tokens of "
                 "a video; take another number of processes, of frames or of pixels"
             )
+        return found
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B]: as the scheduler would give it.
@@ -189,9 +238,12 @@ class Wan(FlowMatchingModel[WanOptions]):
         return mean.to(vae.device, dtype), std.to(vae.device, dtype)
 
     def _tokens(self, height: int, width: int) -> int:
-        sizes, patch = self.latent_shape(height, width)[1:], self.network.config.patch_size
-        moments, rows, columns = (size // part for size, part in zip(sizes, patch, strict=True))
-        return moments * rows * columns
+        return self._count(self.latent_shape(height, width))
+
+    def _count(self, latent: tuple[int, ...]) -> int:
+        """Return how many tokens a latent [C, t, h, w] has."""
+        sizes = zip(latent[1:], self.network.config.patch_size, strict=True)
+        return prod(size // part for size, part in sizes)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the guided velocity, float32 [B,C,t,h,w], of x [B,C,t,h,w] at sigma [B], each row
@@ -296,15 +348,6 @@ def check_frames(frames: int, factor: int) -> None:
             f"model.frames: the VAE takes 1 and a multiple of {factor} frames, got {frames}; take "
             f"{low} or {low + factor}"
         )
-
-
-def first_order(scheduler: Any) -> Any:
-    """Return a scheduler of the same grid and times whose steps are Euler's: UniPC of order 1
-    without its corrector."""
-    if not isinstance(scheduler, UniPCMultistepScheduler):
-        return scheduler
-    every = list(range(int(scheduler.config.num_train_timesteps)))
-    return type(scheduler).from_config(scheduler.config, solver_order=1, disable_corrector=every)
 
 
 class Experts(nn.Module):

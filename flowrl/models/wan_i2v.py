@@ -14,11 +14,21 @@ from torchvision.transforms.functional import to_pil_image
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
+from flowrl.models.facts import Parts
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import options_of, pick_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.tuned_pipeline import load_for_tuning
-from flowrl.models.wan import LOW, PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
+from flowrl.models.wan import (
+    LOW,
+    PARTS,
+    WIDE,
+    Wan,
+    WanFacts,
+    WanOptions,
+    check_pipeline,
+    tuned_wan,
+)
 
 IMAGE_ENCODER = "image_encoder"  # of Wan 2.1; 2.2 sees the image through the VAE alone
 # the released class, and the one that diffusers' own example loads: the hidden states are the same
@@ -27,7 +37,27 @@ TINY = 1e-6  # the least sigma that is divided by
 WORDS = 512  # tokens of text that the network's attention counts on beside those of an image
 
 
-@options_of(WanOptions)
+class WanI2VFacts(WanFacts):
+    """What is known of all models that `wan_i2v` reads."""
+
+    pipeline = "WanImageToVideoPipeline"
+    typical = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
+    wide = (*WIDE, IMAGE_ENCODER)
+    sources = "always"
+    tiny = {
+        "wan_i2v": ("flowrl.models.tiny.videos:tiny_i2v", {"experts": False}),
+        "wan2.2_i2v": ("flowrl.models.tiny.videos:tiny_i2v", {"experts": True}),
+    }
+
+    def tiny_for(self, parts: Parts) -> str:
+        """Return the name of the tiny pipeline that is most like a model."""
+        return "wan2.2_i2v" if LOW in parts else "wan_i2v"
+
+
+FACTS = WanI2VFacts()
+
+
+@options_of(WanOptions, FACTS)
 def wan_i2v(options: WanOptions) -> WanI2V:
     """Load a Wan image-to-video pipeline from a folder or a Hugging Face id, ready to sample and to
     train.
@@ -37,7 +67,7 @@ def wan_i2v(options: WanOptions) -> WanI2V:
     """
     # only Wan 2.1 sees the frame by CLIP, too
     parts = PARTS | {IMAGE_ENCODER: PipelinePart(CLIP_VISION, optional=True)}
-    tuning, wide = pick_tuning(options, TARGETS), (*WIDE, IMAGE_ENCODER)
+    tuning, wide = pick_tuning(options, FACTS.targets), FACTS.wide
     loaded = load_for_tuning(
         WanImageToVideoPipeline,
         options.path,
@@ -71,8 +101,9 @@ class WanI2V(Wan):
     for all of its prompts; here each has its own.
     """
 
+    facts = FACTS
+
     most_sources = 1
-    takes_one = True  # prompt with a source: the pipeline gives all the same
 
     def encode(self, prompts: list[str]) -> Cond:
         """Raise DataError: a video starts from an image."""
@@ -98,10 +129,6 @@ class WanI2V(Wan):
         if self.guided:
             cond |= {NEGATIVE + name: rows for name, rows in more.items()}
         return cond
-
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return the sources as the pipeline takes them; all prompts must have the same one."""
-        return {"image": to_pil_image(to_bytes(sources[0][0].cpu()))}
 
     @torch.no_grad()
     def _start(self, image: Tensor) -> Tensor:

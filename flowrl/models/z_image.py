@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from diffusers import ZImagePipeline
@@ -14,7 +14,8 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.flow_matching import PATCH, SquareTokenModel, check_configs
+from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, TextShape
+from flowrl.models.flow_matching import SquareTokenModel, check_configs
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import (
     STRICT,
@@ -41,6 +42,36 @@ TARGETS = (
 )
 
 
+class ZImageFacts(Facts):
+    """What is known of all models that `z_image` reads."""
+
+    pipeline = "ZImagePipeline"
+    kind = "ZImageTransformer2DModel"
+    spec = "z-image"
+    targets = TARGETS
+    typical = "Tongyi-MAI/Z-Image"
+    tiny = {"z_image": ("flowrl.models.tiny.language:tiny_z_image", {})}
+
+    def random_texts(
+        self, count: int, shape: TextShape, *, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Return random embeddings, and their lengths."""
+        made = super().random_texts(count, shape, device=device, dtype=dtype)
+        return made | {"length": torch.full((count,), shape.tokens, device=device)}
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the network is given: lists of images and texts."""
+        rows, text, (channels, height, width) = empty.rows, sizes.text, sizes.latent
+        return {
+            "x": list(empty(rows, channels, 1, height, width).unbind()),
+            "t": empty(rows, dtype=torch.float32),
+            "cap_feats": list(empty(rows, text.tokens, text.width).unbind()),
+        }
+
+
+FACTS = ZImageFacts()
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ZImageOptions(PipelineOptions):
     """The options of `z_image`; **Differs:** there is no cfg_truncation, with which the pipeline
@@ -62,7 +93,7 @@ class ZImageOptions(PipelineOptions):
         return 1 + self.guidance
 
 
-@options_of(ZImageOptions)
+@options_of(ZImageOptions, FACTS)
 def z_image(options: ZImageOptions) -> ZImage:
     """Load a Z-Image pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -96,7 +127,7 @@ class ZImage(SquareTokenModel[ZImageOptions]):
     decides about an attention mask, and with it about last bits.
     """
 
-    packed = False  # the network cuts the latents itself
+    facts = FACTS
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], in float32: 0 is noise, as in the

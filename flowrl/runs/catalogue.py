@@ -40,7 +40,7 @@ AXES = (
     "loss",
     "kl",
 )
-_PLACES = ("shapes", "sd3", "flux")  # the smallest model first, then the others by name
+_FIRST = 3  # folders of configs that come first: those with most; then the others by name
 
 
 # of a config's axes; the others hardly differ
@@ -117,8 +117,15 @@ class PublishedMethod(_Record):
 
     def _place(self, name: str) -> tuple[int, bool, str]:
         place = name.partition("/")[0]
-        number = _PLACES.index(place) if place in _PLACES else len(_PLACES)
+        first = _first_places()
+        number = first.index(place) if place in first else len(first)
         return number, not name.endswith(f"/{self.slug}"), name
+
+
+@functools.cache
+def _first_places() -> list[str]:
+    places = Counter(name.partition("/")[0] for name in list_configs())
+    return [place for place, _ in places.most_common(_FIRST)]
 
 
 @functools.cache

@@ -98,9 +98,10 @@ def _model(path: str, kind: str) -> tuple[Piece, str]:
         )
     # what the class says: its adapter's file, with other weights, or its own facts
     from flowrl.models.by_call.facts import facts_of
-    from flowrl.models.pipeline import ADAPTERS, class_of
+    from flowrl.models.facts import fn_of
+    from flowrl.models.pipeline import class_of
 
-    fn = ADAPTERS.get(kind or class_of(path), "")
+    fn = fn_of(kind or class_of(path))
     for piece in pieces:
         if piece.raw["model"]["fn"] == fn:
             return _other_weights(piece, path), ""

@@ -61,6 +61,19 @@ class Gain(NamedTuple):
             f"from chance: {images} decide differences above {decides}"
         )
 
+    @property
+    def short(self) -> str:
+        """Say it in few letters, for a line of progress: ``+12.3±7.1 points``, with half of the
+        interval."""
+        text, unit = (
+            self._said(self.change, sign=True, unit=False),
+            " points" if self.points else "",
+        )
+        if self.interval is None:
+            return text + unit
+        low, high = self.interval
+        return f"{text}±{self._said((high - low) / 2, unit=False)}{unit}"
+
     def __repr__(self) -> str:
         """Show the sentence: what a notebook prints."""
         return f"Gain({self.sentence})"

@@ -1,33 +1,24 @@
 """Write what happens in a run: metrics, timing and TensorBoard's events in its folder, the
-progress in the terminal, and experiment trackers (wandb, trackio, swanlab).
-
-What trackers hold is in the run folder, too, so one that fails is left out with a message, and the
-run goes on. Whether they talk to a server is for them to say: ``WANDB_MODE=offline``,
-``SWANLAB_MODE=offline``; trackio stays on this machine unless it is given a Space.
-"""
+progress in the terminal, and what experiment trackers are told."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, RunError, unknown
+from flowrl.core.errors import RunError
 from flowrl.core.files import parse_json, replacing, sync
-from flowrl.core.installation import install
-from flowrl.core.pixels import to_bytes
 from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
@@ -36,128 +27,8 @@ from flowrl.runs.folder import (
     TENSORBOARD,
     TIMING,
     all_numbers,
-    read_object,
 )
-
-PROJECT = "flowrl"
-
-
-class Open(NamedTuple):
-    """A tracker that has begun."""
-
-    log: Callable[[Mapping[str, Any], int], object]  # values, iteration
-    image: Callable[[Any], Any]  # uint8 [H, W, 3] -> what `log` takes
-    close: Callable[[], object]
-
-
-class Tracker:
-    """One tracker of a run; its first fault ends it and not the run."""
-
-    def __init__(self, name: str, run: Open, say: Callable[[str], object]) -> None:
-        self.name, self._run, self._say = name, run, say
-        self._ended = False
-
-    def log(self, iteration: int, values: Mapping[str, Any]) -> None:
-        """Tell the numbers of an iteration."""
-        known = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        self._try(lambda: self._run.log(known, iteration))
-
-    def image(self, name: str, one: Tensor, iteration: int) -> None:
-        """Show an image [3, H, W] in [0, 1]."""
-        levels = to_bytes(one.detach().cpu()).permute(1, 2, 0).numpy()
-        self._try(lambda: self._run.log({name: self._run.image(levels)}, iteration))
-
-    def close(self) -> None:
-        """Let the tracker write what it still has; can be called twice."""
-        self._try(self._run.close)
-        self._ended = True
-
-    def _try(self, work: Callable[[], object]) -> None:
-        if self._ended:
-            return
-        try:
-            work()
-        except Exception as error:  # whatever a foreign package raises
-            self._ended = True
-            self._say(_fault(self.name, error))
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Raise ConfigError for a tracker that is not known or not installed."""
-    for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"track: {unknown(name, TRACKERS, 'tracker')}")
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name is no package
-            raise ConfigError(f"track: {name} is not installed: {install(name)}")
-
-
-def open_trackers(
-    names: Sequence[str], run: Path, config: Mapping[str, Any], say: Callable[[str], object]
-) -> list[Tracker]:
-    """Begin trackers for a run; one that cannot begin is left out with a message."""
-    found = []
-    for name in names:
-        try:
-            found.append(Tracker(name, TRACKERS[name](run, config), say))
-        except Exception as error:
-            say(_fault(name, error))
-    return found
-
-
-def _fault(name: str, error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"{name}: {text}; the run goes on without it"
-
-
-def _id(run: Path) -> str:
-    """Return the name under which a run goes on when it is resumed."""
-    found = read_object(run, "environment.json")
-    begun = f"{run.resolve()} {sorted(found.items())}"
-    return hashlib.blake2b(begun.encode(), digest_size=10).hexdigest()
-
-
-def _wandb(run: Path, config: Mapping[str, Any]) -> Open:
-    import wandb
-
-    begun = wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or PROJECT,
-        name=run.resolve().name,
-        id=_id(run),
-        resume="allow",
-        dir=str(run),
-        config=dict(config),
-    )
-    return Open(lambda values, at: begun.log(dict(values), step=at), wandb.Image, begun.finish)
-
-
-def _trackio(run: Path, config: Mapping[str, Any]) -> Open:
-    import trackio
-
-    name = f"{run.resolve().name}-{_id(run)[:6]}"
-    begun = trackio.init(project=PROJECT, name=name, config=dict(config), resume="allow")
-    return Open(lambda values, at: begun.log(dict(values), step=at), trackio.Image, trackio.finish)
-
-
-def _swanlab(run: Path, config: Mapping[str, Any]) -> Open:
-    import swanlab
-
-    begun = swanlab.init(
-        project=PROJECT,
-        experiment_name=run.resolve().name,
-        config=dict(config),
-        logdir=str(run / "swanlab"),
-    )
-    return Open(lambda values, at: begun.log(dict(values), step=at), swanlab.Image, swanlab.finish)
-
-
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Open]] = {
-    "wandb": _wandb,
-    "trackio": _trackio,
-    "swanlab": _swanlab,
-}
-"""Name of a tracker, its package and its extra -> what begins it."""
-
+from flowrl.runs.trackers import eval_numbers, open_trackers
 
 PAUSE = 0.2  # seconds between two looks at a running phase
 EVERY = 30.0  # seconds without a line of a log file, after which one says how far a phase is
@@ -179,7 +50,8 @@ class Progress:
     Args:
         total: iterations of the whole run, for the time left; None where it ends otherwise.
         columns: {label: metric} that is shown. quiet: show nothing at all. begun: iterations that
-        are done already. images: {phase: images that it is about}, which a log file counts.
+        are done already. images: {phase: images that it is about}, which a log file counts. every:
+        {phase of `MILESTONES`: iterations from one to the next}, for the time left.
     """
 
     def __init__(
@@ -190,9 +62,12 @@ class Progress:
         quiet: bool = False,
         begun: int = 0,
         images: Mapping[str, int] | None = None,
+        every: Mapping[str, int] | None = None,
     ) -> None:
         self.total, self.columns, self.quiet, self.begun = total, columns, quiet, begun
-        self.images = images or {}
+        self.images, self.every = images or {}, every or {}
+        self.gained = ""  # on the held-out prompts so far
+        self._rare: dict[str, float] = {}  # seconds that each rare phase took when it last was
         self._said = time.monotonic()  # when the last line of a log file was written
         self._durations: list[float] = []
         self._phase, self._last, self._looked = "", "", 0.0
@@ -225,7 +100,9 @@ class Progress:
                 self.say(self._how_far(done, total))
             return
         if time.monotonic() - self._looked >= PAUSE or done == total:
-            self._look(f"{self._phase} {done}/{total}")
+            count = self.images.get(self._phase) if self._phase in MILESTONES else None
+            of = f"{done}/{total}" if count is None else f"{done * count // total}/{count} images"
+            self._look(f"{self._phase} {of}")
 
     def _how_far(self, done: int, total: int) -> str:
         """Say how much of a phase is done, in images where it is about images."""
@@ -258,6 +135,8 @@ class Progress:
     ) -> None:
         """Show a finished iteration; `seconds` is what of its time the others will take, too."""
         self._durations.append(seconds)
+        for name in MILESTONES:
+            self._rare[name] = timing.get(name) or self._rare.get(name, 0.0)
         if self.quiet:
             return
         text = "  ".join(self._parts(iteration, values, timing["images_per_s"]))
@@ -287,15 +166,24 @@ class Progress:
         """Return time left, speed and metrics as texts; a narrow terminal shows the first ones."""
         parts = []
         if self.total:
-            # one long wait, as of a machine that slept, says nothing of the iterations to come
-            each = median(self._durations[-RECENT:])
-            parts.append(f"ETA {_clock(max(self.total - iteration - 1, 0) * each)}")
+            parts.append(f"ETA {_clock(self._left(iteration + 1, self.total))}")
         if speed:
             parts.append(f"{speed:.3g} img/s")
         for label, name in self.columns.items():
             if _is_number(values.get(name)):
                 parts.append(f"{label} {values[name]:.4g}")
-        return parts
+        # what is gained follows the reward, which comes first
+        return [*parts[:3], *([f"gain {self.gained}"] if self.gained else []), *parts[3:]]
+
+    def _left(self, done: int, total: int) -> float:
+        """Return the seconds that a run will take which has done so many iterations."""
+        # one long wait, as of a machine that slept, says nothing of the iterations to come
+        left = max(total - done, 0) * median(self._durations[-RECENT:])
+        # beside them, what is due from now on, and at the end
+        for name, every in self.every.items():
+            times = total // every - (done - 1) // every + (total % every > 0) if every else 1
+            left += times * self._rare.get(name, 0.0)
+        return left
 
     def _open_bar(self, iteration: int) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
@@ -335,8 +223,9 @@ class RunLogger:
         lines from there on are dropped. tensorboard: also write TensorBoard events into
         ``<folder>/tensorboard``, where it is installed. quiet: show no progress and no hints.
         total: iterations of the whole run, for the time left. columns: {label: metric} shown in the
-        progress line. images: {phase: images that it is about}. track: names of `TRACKERS` that are
-        told all of it, too, and the config.
+        progress line. images: {phase: images that it is about}. every: {rare phase: iterations from
+        one to the next}, for the time left. track: names of trackers that are told all of it, too,
+        and the config.
     """
 
     def __init__(
@@ -349,6 +238,7 @@ class RunLogger:
         total: int | None = None,
         columns: Mapping[str, str] = COLUMNS,
         images: Mapping[str, int] | None = None,
+        every: Mapping[str, int] | None = None,
         track: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -356,7 +246,7 @@ class RunLogger:
         self.current = ""  # the phase that is running, or that an error has just left
         begun = resume_from_iteration or 0
         self._progress = Progress(
-            total=total, columns=columns, quiet=quiet, begun=begun, images=images
+            total=total, columns=columns, quiet=quiet, begun=begun, images=images, every=every
         )
         self._seconds: dict[str, float] = {}
         self._started: float | None = None
@@ -416,6 +306,14 @@ class RunLogger:
         times = {f"time/{name}": value for name, value in timing.items()}
         self._add_scalars(iteration, {**values, **times})
         self._progress.show(iteration, values, timing, seconds=usual)
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Tell TensorBoard and trackers an evaluation, a line of ``eval.jsonl``."""
+        self._add_scalars(row["iteration"], eval_numbers(row))
+
+    def gained(self, text: str) -> None:
+        """Let every iteration show what is gained so far."""
+        self._progress.gained = text
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:
         """Show an image [3, H, W] in [0, 1] in TensorBoard, where it is on, and to trackers."""
@@ -555,6 +453,12 @@ class Silence:
         histograms: Mapping[str, Any] | None = None,
     ) -> None:
         """Write nothing."""
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Tell nobody."""
+
+    def gained(self, text: str) -> None:
+        """Show nothing."""
 
     def sync(self) -> None:
         """Write nothing."""

@@ -49,6 +49,7 @@ from flowrl.runs.folder import (
     strip_file,
     write_evals,
 )
+from flowrl.runs.gain import gain_of
 from flowrl.runs.log import Log
 from flowrl.runs.monitors.watch import Watch
 from flowrl.runs.report.samples import run_grid, sample_files
@@ -121,9 +122,11 @@ class Checkpoints:
             f"{self.how_to_go_on()}"
         )
 
-    def how_to_go_on(self) -> str:
-        """Return the command that goes on with the run, or the call where rewards or the model are
-        objects of a program, which a command does not have."""
+    def how_to_go_on(self, iterations: int = 0) -> str:
+        """Return the command that goes on with the run, to so many iterations if they are given;
+        or the call where rewards or the model are objects of a program, which a command does not
+        have."""
+        longer = f"train={{'iterations': {iterations}}}" if iterations else ""
         config = self.trainer.config
         functions = [name for name, call in config.rewards.items() if call.path == PYTHON]
         given = [f"plugins={list(config.plugins)}"] if config.plugins else []
@@ -132,8 +135,9 @@ class Checkpoints:
         if config.model.path == PYTHON:
             given.append("model=...")
         if functions or config.model.path == PYTHON:
-            return f"flowrl.open({str(self.run)!r}, {', '.join(given)}).resume()"
-        return train_command("--resume", self.run, config)
+            return f"flowrl.open({str(self.run)!r}, {', '.join(given)}).resume({longer})"
+        longer = f" train.iterations={iterations}" if iterations else ""
+        return f"{train_command('--resume', self.run, config)}{longer}"
 
     def after(self, error: BaseException) -> str:
         """Save after an error if what is in memory can be gone on from -> what there is to go on
@@ -202,6 +206,7 @@ class Milestones:
     def __init__(self, checkpoints: Checkpoints, log: Log, stop: StopSignal, watch: Watch) -> None:
         self.checkpoints, self.log, self.stop, self.watch = checkpoints, log, stop, watch
         self.trainer, self.run = checkpoints.trainer, checkpoints.run
+        self._told = 0  # evaluations whose gain each iteration shows
 
     @property
     def going_on(self) -> bool:
@@ -231,12 +236,16 @@ class Milestones:
         # the evaluation; the best one's checkpoint is there before its line is
         if _due(c.eval.every, trainer, end=end) and all(row["iteration"] != now for row in fresh):
             fresh.append({"iteration": now, **self._evaluate()})
+            self.log.evaluated(fresh[-1])
             self.checkpoints.best = best_iteration(fresh)
             if self.checkpoints.best == now:
                 self._save()
         changed = fresh if fresh != rows else None
         here.together(lambda: self._keep(changed, end=end))
-        # what the monitors say of it
+        # what is gained so far, and what the monitors say of it
+        if here.main and len(fresh) != self._told:
+            gain, self._told = gain_of(fresh), len(fresh)
+            self.log.gained(gain.short if gain else "")
         self.watch.evaluated(fresh)
         self._stop_if_asked()
 

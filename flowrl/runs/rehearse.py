@@ -25,10 +25,10 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.types import RewardBatch
-from flowrl.cost.architecture import NETWORK, architecture_of
+from flowrl.cost.architecture import architecture_of, facts_of
 from flowrl.cost.memory import WITHOUT
 from flowrl.evaluation.sources import SOURCE, source_paths
-from flowrl.models.tiny import save_tiny, tiny_name
+from flowrl.models.tiny import save_tiny
 from flowrl.runs.train import train
 from flowrl.training.method import method_of
 from flowrl.training.parts.real_images import IMAGE
@@ -44,7 +44,6 @@ ACCELERATED = {"compile": False, "cuda_graphs": False, "quantize": "none", "atte
 BY_CALL = "pipeline"  # asked by its own call
 CUT = ("max_sequence_length",)  # of a call: the tokenizers know letters, so texts are long
 BLIND = ("shapes_edit",)  # without a network, but sees no difference where a random one drew
-EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")  # start from images
 # so many prompts and images of each, the first that the method takes
 SIZES = ((2, 4), (2, 8), (4, 8), (2, 0), (0, 0))
 WORDS = ("a red square", "a blue circle", "a green triangle", "two yellow stars")
@@ -91,10 +90,8 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="flowrl-rehearsal-") as name:
         folder = Path(name)
         # a model that is none of diffusers' is small, or the user's own: it is taken as it is
-        adapter = whole.model.fn
-        pipeline = ""
-        if adapter in NETWORK:
-            pipeline = tiny_name(adapter, _settings(whole))
+        adapter, facts = whole.model.fn, facts_of(whole)
+        pipeline = facts.tiny_for(architecture_of(whole).settings) if facts else ""
         if adapter == BY_CALL:
             pipeline = _class_of(whole)
         changes = _small_model(whole, save_tiny(pipeline, folder / "model")) if pipeline else []
@@ -104,11 +101,6 @@ def rehearse(
         config, stood_in = _small_batch(source, [*overrides, *changes], plugins)
         summary = train(config, folder / "run", quiet=quiet)
     return Rehearsal(summary, pipeline, stood_in, time.monotonic() - started)
-
-
-def _settings(config: Config) -> dict[str, dict[str, Any]]:
-    parts = architecture_of(config).parts
-    return {name: dict(part.settings) for name, part in parts.items()}
 
 
 def _small_model(config: Config, folder: Path) -> list[str]:
@@ -177,7 +169,9 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
     if "data" in needs_of(method.loss) | needs_of(method.kl):
         for record in records:
             record[IMAGE] = f"{file}"
-    if config.model.fn not in EDITS and not config.model.kwargs.get("sources"):
+    facts = facts_of(config)
+    always = facts is not None and facts.sources == "always"
+    if not always and not config.model.kwargs.get("sources"):
         return
     for record in records:
         names = record.get(SOURCE)

@@ -50,8 +50,9 @@ from flowrl.runs.trusted_plugins import trust
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
-Resume = bool | Literal["auto"]
+Resume = bool | Literal["auto", "changed"]
 FREE = ("eval", "samples", "checkpoint", "monitors")  # sections that may change when a run goes on
+RATE = "optimizer.lr"  # and a key that may, where that is meant
 
 
 class Start(NamedTuple):
@@ -134,14 +135,14 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
         return _fresh(run)
     # locked before anything in it is read or deleted
     run = default_folder(config) if run is None else run
-    if resume is True and not run.exists():
+    if resume in (True, "changed") and not run.exists():
         raise CheckpointError(f"{run}: no whole checkpoint to resume from; there is no such folder")
     held.append(lock(run, mend="wait for it, stop it, or name another folder with --run"))
     if _begun(run) or holds_run(run):  # what a process left that was killed
         for place in (run, run / "checkpoints", run / SAMPLES):
             delete_drafts(place)
     # go on with what is there, or begin where nothing is lost by it
-    if resume is True or (resume == "auto" and holds_run(run)):
+    if resume in (True, "changed") or (resume == "auto" and holds_run(run)):
         return _resumed(config, run, resume)
     if holds_run(run):
         raise RunError(
@@ -232,24 +233,33 @@ def _fresh(run: Path) -> Start:
 
 def _resumed(config: Config, run: Path, resume: Resume) -> Start:
     """Find the checkpoint to go on from; a run that was killed before its first one begins anew."""
-    if resume == "auto":
-        _check_same(config, run)
+    if resume is not True:
+        _check_same(config, run, meant=resume == "changed")
     newest = checkpoint.latest(run)
     if newest is None and (holds_run(run) or not _begun(run)):
         raise CheckpointError(f"{run}: no whole checkpoint to resume from{what_is_there(run)}")
-    return _fresh(run) if newest is None else Start(run, newest, rewrite=resume == "auto")
+    return _fresh(run) if newest is None else Start(run, newest, rewrite=resume is not True)
 
 
-def _check_same(config: Config, run: Path) -> None:
+def _check_same(config: Config, run: Path, *, meant: bool) -> None:
     """Raise ConfigError unless a run is one of this config, but for how long it trains and when it
-    looks at itself."""
+    looks at itself; and, where the change is `meant`, for its learning rate."""
     saved = moved_along(load_config(run / CONFIG, (), config.plugins), run)
     wrong = differences(_fixed(saved), _fixed(listed_in(config, run)))
-    if wrong:
+    if meant:
+        wrong = [key for key in wrong if key != RATE]
+    if not wrong:
+        return
+    differ = f"{', '.join(wrong[:4])} differ{'s' if len(wrong) == 1 else ''}"
+    if meant:
         raise ConfigError(
-            f"{run} holds a run of another config: {', '.join(wrong[:4])} differ; name another "
-            "folder with --run, or go on with its own config: --resume RUN"
+            f"{differ} from the run in {run}: when a run goes on only train.iterations, {RATE}, "
+            f"{', '.join(FREE)} may change; begin a new run from its weights with train.start"
         )
+    raise ConfigError(
+        f"{run} holds a run of another config: {differ}; name another folder with --run, or go on "
+        "with its own config: --resume RUN"
+    )
 
 
 def _fixed(config: Config) -> dict[str, Any]:

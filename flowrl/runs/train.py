@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from flowrl.core.types import FlowModel
 from flowrl.evaluation.statistics import decided_by
 from flowrl.runs.best import score_of
 from flowrl.runs.folder import (
-    CONFIG,
     CURVES,
     EVALS,
     GRID,
@@ -35,7 +35,7 @@ from flowrl.runs.folder import (
 )
 from flowrl.runs.gain import base_is_best, gain_of
 from flowrl.runs.given_lists import lists_kept
-from flowrl.runs.log import Log, RunLogger, Silence, check_trackers, headline_label
+from flowrl.runs.log import Log, RunLogger, Silence, headline_label
 from flowrl.runs.milestones import Checkpoints, Milestones, rescued
 from flowrl.runs.monitors.watch import Watch
 from flowrl.runs.open_run import best_checkpoint
@@ -44,6 +44,7 @@ from flowrl.runs.report.page import before_after_table, best_line, html_report
 from flowrl.runs.report.style import save_figure
 from flowrl.runs.start_run import Resume, begin, check_alike, claimed
 from flowrl.runs.stop import StopSignal
+from flowrl.runs.trackers import trackers_given
 from flowrl.training.trainer import Trainer
 
 WHY_NOTHING = "every advantage was 0, since the rewards of each prompt's images were equal"
@@ -65,7 +66,8 @@ def train(
 
     Without a folder it is ``runs/NAME-seedSEED``, numbered if that is taken. With `resume` the run
     goes on from its newest whole checkpoint, bit for bit as if never stopped; "auto" starts where
-    there is nothing to go on from. `model` takes the place of the config's, as before training;
+    there is nothing to go on from, and "changed" goes on with another length, learning rate, or
+    looks at itself. `model` takes the place of the config's, as before training;
     `rewards` {name: function} that of the config's rewards, as `with_rewards` does. `track` names
     experiment trackers beside TensorBoard: wandb, trackio, swanlab. `callbacks` are parts that join
     the training loop (`flowrl.core.part`); a resume is given the same ones again.
@@ -78,9 +80,9 @@ def train(
     # what can fail fails before anything is loaded
     check_config(config)
     run = None if run is None else folder_of(run, "run")
-    if resume not in (True, False, "auto"):
-        raise ConfigError(f'resume: expected True, False or "auto", got {show(resume)}')
-    check_trackers(track)
+    if resume not in (True, False, "auto", "changed"):
+        raise ConfigError(f'resume: expected True, False, "auto" or "changed", got {show(resume)}')
+    track = trackers_given(track)
     config = config if rewards is None else with_rewards(config, rewards)
     check_alike(config)
     # the folder is locked, so that no other process trains in it
@@ -95,9 +97,7 @@ def train(
             log.say(f"{config.name}: {describe_training(trainer)}\nrun folder {run}")
             if trainer.iteration >= config.train.iterations:
                 log.say(
-                    f"all {trainer.iteration} iterations were done before, so nothing is trained; "
-                    f"for more, set a larger train.iterations in {run / CONFIG} and go on with: "
-                    f"{checkpoints.how_to_go_on()}"
+                    f"all {trainer.iteration} iterations were done before, so nothing is trained"
                 )
             trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
             # Ctrl-C and the signals that end a job are heard between iterations; errors save first
@@ -106,7 +106,9 @@ def train(
                 _iterate(milestones, log)
             # the first process writes the summary, all return it
             here, why = trainer.world, milestones.watch.stopped
-            summary = here.together(lambda: _finish(run, config, log, why) if here.main else {})
+            longer = "" if why else checkpoints.how_to_go_on(2 * trainer.iteration)
+            finish = partial(_finish, run, config, log, why, longer)
+            summary = here.together(lambda: finish() if here.main else {})
         return {**here.gather(summary)[0], "run": str(run)}
 
 
@@ -162,6 +164,11 @@ def _logger(
         total=config.train.iterations,
         columns=labels,
         images=_images_of_phases(trainer),
+        every={
+            "eval": config.eval.every,
+            "samples": config.samples.every,
+            "save": config.checkpoint.every,
+        },
         track=track,
         config=config.to_dict(),
     )
@@ -192,8 +199,10 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "by_prompt"}
 
 
-def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None) -> dict[str, Any]:
-    """Write the summary and the figures, and print before and after."""
+def _finish(
+    run: Path, config: Config, log: Log, stopped: dict[str, Any] | None, longer: str
+) -> dict[str, Any]:
+    """Write the summary and the figures, and print before and after; `longer` trains on."""
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
     gain = gain_of(rows)
     summary = {
@@ -224,6 +233,8 @@ def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None)
     log.say(f"images: {figures}")
     if (run / SAMPLES / VERDICTS).exists():
         log.say("in the image grid a green frame marks a right image, a red one a wrong image")
+    if longer:
+        log.say(f"train on: {longer}")
     # the last words: whether it is better
     for line in (gain.sentence if gain else "", base_is_best(run)):
         if line:

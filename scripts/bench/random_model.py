@@ -3,11 +3,11 @@ need no download."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
 import diffusers
 import torch
@@ -20,29 +20,20 @@ from flowrl.core.devices import pick_device
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond, FlowModel
 from flowrl.cost.architecture import (
-    NETWORK,
     SECOND,
-    VIDEO,
     Architecture,
-    TextShape,
     architecture_of,
     build,
+    facts_of,
     text_shape,
     tuning_of,
 )
+from flowrl.models.facts import Facts, TextShape
 from flowrl.models.flow_matching import FlowMatchingModel
-from flowrl.models.flux import Flux, FluxOptions
-from flowrl.models.flux2 import Flux2, Flux2Options
-from flowrl.models.flux2_klein import Flux2Klein, Flux2KleinOptions
 from flowrl.models.loading import Loaded
-from flowrl.models.options import checked_options
 from flowrl.models.prompt_encoding import NEGATIVE
-from flowrl.models.qwen_image import QwenImage, QwenImageOptions
 from flowrl.models.runtime import quantization
-from flowrl.models.sd3 import SD3, SD3Options
 from flowrl.models.tuned_pipeline import TunedPipeline
-from flowrl.models.wan import Wan, WanOptions
-from flowrl.models.z_image import ZImage, ZImageOptions
 
 PART = "transformer"  # any name: the settings are made for a part of a pipeline
 
@@ -81,8 +72,10 @@ class RandomModel:
     """An adapter around random weights: prompts become random embeddings, and without a VAE latents
     become colours."""
 
-    def __init__(self, adapter: FlowMatchingModel[Any], text: TextShape, *, vae: bool) -> None:
-        self.adapter, self.text, self.vae = adapter, text, vae
+    def __init__(
+        self, adapter: FlowMatchingModel[Any], facts: Facts, text: TextShape, *, vae: bool
+    ) -> None:
+        self.adapter, self.facts, self.text, self.vae = adapter, facts, text, vae
         self.pixels = 64 // adapter.latent_shape(64, 64)[-1]  # of a latent's side
         self.frames = int(getattr(adapter, "frames", 1))
 
@@ -133,16 +126,8 @@ class RandomModel:
         return self.adapter.trainable()
 
     def _rows(self, count: int) -> dict[str, Tensor]:
-        device, dtype, tokens = self.adapter.device, self.adapter.dtype, self.text.tokens
-        rows = {"embeds": torch.randn(count, tokens, self.text.width, device=device, dtype=dtype)}
-        if self.text.pooled:
-            rows["pooled"] = torch.randn(count, self.text.pooled, device=device, dtype=dtype)
-        # prompts that are as long as they may be
-        if isinstance(self.adapter, QwenImage):
-            rows["mask"] = torch.ones(count, tokens, device=device, dtype=torch.long)
-        if isinstance(self.adapter, ZImage):
-            rows["length"] = torch.full((count,), tokens, device=device)
-        return rows
+        kind: dict[str, Any] = {"device": self.adapter.device, "dtype": self.adapter.dtype}
+        return self.facts.random_texts(count, self.text, **kind)
 
 
 def random_model(config: Config, *, vae: bool = False) -> FlowModel:
@@ -155,9 +140,11 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     here, or that cannot be quantised here.
     """
     # refuse what has no adapter here or no known architecture
-    fn, kwargs = config.model.fn, config.model.kwargs
-    if fn not in _ADAPTERS:
-        raise ConfigError(f"model.fn: random weights are made for {', '.join(_ADAPTERS)}, got {fn}")
+    fn, kwargs, facts = config.model.fn, config.model.kwargs, facts_of(config)
+    load: Any = config.model.function
+    adapter: Any = get_type_hints(load)["return"] if facts else object
+    if facts is None or not issubclass(adapter, FlowMatchingModel):
+        raise ConfigError(f"model.fn: random weights are made for flow-matching adapters, got {fn}")
     architecture, device = architecture_of(config), pick_device(str(kwargs["device"]))
     if not architecture.known:
         raise ModelError(
@@ -168,48 +155,29 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     wide = tuning.network_dtype
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        network = _drawn(architecture, NETWORK[fn], device, wide)
+        network = _drawn(architecture, facts.network, device, wide)
         quantise(network, tuning.runtime.quantize, dtype=tuning.dtype, device=device)
-        width = torch.float32 if fn in VIDEO else tuning.dtype
-        needed = vae or fn in VIDEO  # which reads the sizes of latents from it
-        parts = {"vae": _drawn(architecture, "vae", device, width) if needed else None}
+        width = facts.vae_dtype(tuning.dtype)
+        parts = {"vae": _drawn(architecture, "vae", device, width) if vae else None}
     # the parts as a pipeline, on which the model's own adapter is put
     part = architecture.part("scheduler")
     scheduler = getattr(diffusers, part.kind).from_config(part.settings)
     if SECOND in architecture.parts:
         raise ModelError("random weights are made for models of one network, not for two experts")
-    pipeline = _pipeline(fn, {"transformer": network, "scheduler": scheduler, **parts})
+    pipeline = _pipeline(facts, {facts.network: network, "scheduler": scheduler, **parts})
     tuned = TunedPipeline(Loaded(pipeline, Path(), (), lambda: None), tuning)
-    kind = _ADAPTERS[fn]
-    made = kind.adapter(tuned, checked_options(kind.options, **kwargs))
-    return RandomModel(made, text_shape(config, architecture), vae=vae)
+    if not vae:  # sizes of latents are read from its settings
+        pipeline.register_modules(vae=build(architecture, "vae"))
+    made = adapter(tuned, load.options(**kwargs))
+    return RandomModel(made, facts, text_shape(config, architecture), vae=vae)
 
 
-class _Made(NamedTuple):
-    """What a model of one kind is made of."""
-
-    adapter: Any
-    options: Any
-    pipeline: Any
-    texts: tuple[str, ...] = ("",)  # endings of its text encoders' names
-
-
-_ADAPTERS = {
-    "sd3": _Made(SD3, SD3Options, diffusers.StableDiffusion3Pipeline, ("", "_2", "_3")),
-    "flux": _Made(Flux, FluxOptions, diffusers.FluxPipeline, ("", "_2")),
-    "qwen_image": _Made(QwenImage, QwenImageOptions, diffusers.QwenImagePipeline),
-    "z_image": _Made(ZImage, ZImageOptions, diffusers.ZImagePipeline),
-    "flux2": _Made(Flux2, Flux2Options, diffusers.Flux2Pipeline),
-    "flux2_klein": _Made(Flux2Klein, Flux2KleinOptions, diffusers.Flux2KleinPipeline),
-    "wan": _Made(Wan, WanOptions, diffusers.WanPipeline),
-}
-
-
-def _pipeline(fn: str, parts: dict[str, Any]) -> Any:
+def _pipeline(facts: Facts, parts: dict[str, Any]) -> Any:
     """Make the pipeline without text encoders."""
-    made = _ADAPTERS[fn]
-    names = product(("text_encoder", "tokenizer"), made.texts)
-    return made.pipeline(**parts, **dict.fromkeys(map("".join, names)))
+    kind = getattr(diffusers, facts.pipeline)
+    taken = inspect.signature(kind).parameters.values()
+    needed = [one.name for one in taken if one.default is one.empty]
+    return kind(**dict.fromkeys(needed), **parts)
 
 
 def _drawn(

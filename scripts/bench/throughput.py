@@ -27,7 +27,8 @@ from flowrl.core.installation import environment
 from flowrl.core.prompts import batch_for
 from flowrl.core.tables import size, text_table
 from flowrl.core.types import Cond, FlowModel, RewardBatch, medians
-from flowrl.cost.architecture import VIDEO, tuning_of
+from flowrl.cost.architecture import known_facts, tuning_of
+from flowrl.cost.cards import CARDS
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
 from flowrl.cost.overhead import PHASES, on_gpu, wait
@@ -35,21 +36,8 @@ from flowrl.evaluation.reward_call import frames_of
 from flowrl.training.method import method_of
 from flowrl.training.trainer import Trainer
 
-# Dense matrix products in bfloat16 with sums in float32, TFLOP/s, without sparsity: NVIDIA's data
-# sheets (H100, H200, A100, L40S, L4, A10) and white papers (Ada and Ampere GA102: GeForce, RTX
-# A6000). By torch's name of the device.
-PEAKS = {
-    r"NVIDIA H100 80GB HBM3": 989.4,
-    r"NVIDIA H100 PCIe": 756.0,
-    r"NVIDIA H200": 989.4,
-    r"NVIDIA A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe": 312.0,
-    r"NVIDIA L40S": 362.05,
-    r"NVIDIA L4": 121.0,
-    r"NVIDIA A10": 125.0,
-    r"NVIDIA RTX A6000": 154.8,
-    r"NVIDIA GeForce RTX 4090": 165.2,
-    r"NVIDIA GeForce RTX 3090": 71.0,
-}
+PEAKS = {card.pattern: card.short for card in CARDS}
+"""Dense bfloat16 products, TFLOP/s, by torch's name of the device."""
 
 MOST = 12  # kernels that are named
 _ESTIMATED = {"rollout": "sampling", "decode": "decode", "train": "training"}
@@ -353,7 +341,7 @@ def _absent(found: Estimate, *, vae: bool) -> int:
     """Return the bytes of the parts that an estimate counts and a random model leaves out: a VAE
     that nothing asks for (that of videos is always there), and text encoders, unless these work on
     the CPU and are not in the estimate."""
-    tuning, video = tuning_of(found.config), found.config.model.fn in VIDEO
+    tuning, video = tuning_of(found.config), known_facts(found.config).video
     if tuning.runtime.offload or found.weights is None:
         return 0
     gone = 0

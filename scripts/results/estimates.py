@@ -2,7 +2,8 @@
 
     python scripts/results/estimates.py                          # all configs, as they are
     python scripts/results/estimates.py --only flux/flow_grpo    # these; the rest stays as it is
-    python scripts/results/estimates.py --profiles               # under the profiles of cards
+    python scripts/results/estimates.py --profiles               # under the profiles of cards,
+                                                                 # of all or of those of --only
 
 Writes assets/results/estimates.json, or profiles.json; `tables.py` makes the tables of
 docs/memory.md from them.
@@ -12,19 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from figures import between, fixed
 
-from flowrl.cli.options import load_fitted
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.core.tables import markdown_table
-from flowrl.cost.estimate import estimate
-from flowrl.cost.fit_card import GIB, PROFILES, limit_of
+from flowrl.cost.fit_card import GIB, PROFILES, fitted
 from flowrl.cost.table import estimate_configs, merged, put_into_page, released_configs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,8 +58,9 @@ Row = dict[str, Any]
 
 def row(name: str, profile: str) -> Row:
     """Estimate a config under a profile; `less`: what the profile trains less, if anything."""
-    config, plain = load_fitted(name, [], [], profile), load_config(name)
-    largest = estimate(config).largest
+    plain = load_config(name)
+    found = fitted(plain, profile)
+    config, largest = load_config(name, found.overrides), found.phase
     assert largest is not None  # all are released models
     runtime, lora = config.model.kwargs["runtime"], config.model.kwargs["lora"] or {}
     before = plain.model.kwargs["lora"] or {}
@@ -71,11 +71,25 @@ def row(name: str, profile: str) -> Row:
         "profile": profile,
         "gib": largest.bytes / GIB,
         "phase": largest.name,
-        "fits": largest.bytes <= limit_of(PROFILES[profile].gigabytes),
+        "fits": found.fits,
+        "as_it_is": not found.overrides,
         "quantize": runtime.get("quantize", "none"),
         "text_encoders": runtime.get("text_encoders", "device"),
         **({"less": less} if less else {}),
     }
+
+
+def profiled(names: Sequence[str]) -> None:
+    """Estimate configs under every profile; the file's other rows stay."""
+    machine = environment()
+    kept = json.loads(FITTED.read_text(encoding="utf-8"))["rows"]
+    rows = {(one["config"], one["profile"]): one for one in kept}
+    about = {"command": "python scripts/results/estimates.py --profiles"}
+    for name in names:
+        rows |= {(name, profile): row(name, profile) for profile in PROFILES}
+        # after each config, since all of them take minutes
+        there = [rows[name, profile] for name in CONFIGS for profile in PROFILES]
+        write_json(FITTED, {**about, "rows": there, "environment": machine})
 
 
 def main() -> None:
@@ -87,11 +101,7 @@ def main() -> None:
     parser.add_argument("--profiles", action="store_true")
     args = parser.parse_args()
     if args.profiles:
-        machine, rows = environment(), []
-        for name in CONFIGS:
-            rows += [row(name, profile) for profile in PROFILES]
-        about = {"command": "python scripts/results/estimates.py --profiles"}
-        write_json(FITTED, {**about, "rows": rows, "environment": machine})
+        profiled(args.only or CONFIGS)
         return
     result = estimate_configs(args.only or released_configs())
     if args.only:
@@ -120,6 +130,7 @@ def told(one: Row) -> str:
     """Say a peak, and what the profile did for it."""
     words = [fixed(one["gib"])]
     words += [one["quantize"]] * (one["quantize"] != "none") + one.get("less", [])
+    words += ["as it is"] * one.get("as_it_is", False)
     return ", ".join(words) + ("" if one["fits"] else ": does not fit")
 
 

@@ -147,6 +147,25 @@ def gpu() -> str:
     return markdown_table(rows)
 
 
+# ----------------------------------------------------------------------------------- the adapters
+
+
+def worth() -> str:
+    """Show what each adapter takes beside its pipeline's own call."""
+    head = ["adapter", "rows that share an own call", "calls, sampled", "calls, trained"]
+    rows = [[*head, "ms, sampled", "ms, trained"]]
+    shared = {"one": "none", "prompt": "of a prompt and level", "prompts": "of a level"}
+    for name, row in read("adapters")["adapters"].items():
+        cells = [f"`{name}`", shared.get(row["shared"], "all")]
+        for key in ("calls", "ms"):
+            for what in ("sampled", "trained"):
+                one, other = (row[f"{side} {what}"][key] for side in ("adapter", "own"))
+                shown = (f"{v:.1f}" if isinstance(v, float) else v or "more" for v in (one, other))
+                cells.append(" : ".join(map(str, shown)))
+        rows.append(cells)
+    return markdown_table(rows, left=2)
+
+
 # (first mark, last mark, what stands between them)
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("findings", "end of findings", findings),
@@ -154,6 +173,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("published code: table", "published code: end", published),
     ("side by side", "side by side: end", side_by_side),
     ("gpu: table", "gpu: end", gpu),
+    ("adapters: table", "adapters: end", worth),
 )
 
 

@@ -1,4 +1,4 @@
-"""Put every method on every model of configs/models, and say what came of each pair.
+"""Put every method on every model that has an adapter, and say what came of each pair.
 
     python scripts/results/pairs.py               # bind each pair, and rehearse its plan
     python scripts/results/pairs.py --train 150   # and train so many on tiny weights; goes on
@@ -42,6 +42,7 @@ FILE, PAGE = ROOT / "assets" / "results" / "pairs.json", ROOT / "docs" / "method
 PUBLISHED, COMPOSED, REFUSED = "published", "composed", "refused"
 CELLS = {PUBLISHED: "P", COMPOSED: "c", REFUSED: "-"}
 SEED = 50
+ANY, BY_CALL = "dgpo", "pipeline"  # a method that goes on all models; what has no adapter
 TRAINED = " trained"  # ends what is said of a pair that was
 TIMESTEPS = ("sd15", "sdxl")  # adapters that know the noise levels of their sampler alone
 Outcomes = dict[str, dict[str, str]]
@@ -73,6 +74,11 @@ def bind(method: str, model: str) -> str:
     return f"{PUBLISHED if PAIR in made.marks.values() else COMPOSED}: {home}"
 
 
+def models() -> list[str]:
+    """Return the names of the files of configs/models whose model has an adapter."""
+    return [name for name in list_models() if composed(ANY, name)["model"]["fn"] != BY_CALL]
+
+
 def outcomes(model: str) -> dict[str, str]:
     """Bind every method on a model -> what came of each."""
     return {method.slug: bind(method.slug, model) for method in load_methods()}
@@ -81,13 +87,13 @@ def outcomes(model: str) -> dict[str, str]:
 def drawn(found: Outcomes, count: int) -> list[tuple[str, str]]:
     """Draw pairs (method, model) that are not refused, by a seed: each method and each model comes
     before one comes again."""
-    chance, models = random.Random(SEED), list_models()
-    chance.shuffle(models)
-    methods = chance.sample([*found[models[0]]], len(found[models[0]]))
+    chance, names = random.Random(SEED), sorted(found)
+    chance.shuffle(names)
+    methods = chance.sample([*found[names[0]]], len(found[names[0]]))
     pairs = []
-    for turn in range(len(models)):
+    for turn in range(len(names)):
         for place, method in enumerate(methods):
-            model = models[(place + turn) % len(models)]
+            model = names[(place + turn) % len(names)]
             if not found[model][method].startswith(REFUSED):
                 pairs.append((method, model))
     return pairs[:count]
@@ -118,10 +124,10 @@ def read() -> Outcomes:
 
 def write(found: Outcomes, rows: list[dict[str, Any]]) -> None:
     """Write the file, a line for each model and for each pair that was trained."""
-    models = [f"{json.dumps(model)}: {json.dumps(one)}" for model, one in found.items()]
+    lines = [f"{json.dumps(model)}: {json.dumps(one)}" for model, one in found.items()]
     trained = map(json.dumps, rows)
     parts = {
-        "pairs": "{\n" + ",\n".join(models) + "\n}",
+        "pairs": "{\n" + ",\n".join(lines) + "\n}",
         "seed": f"{SEED}",
         "trained": "[\n" + ",\n".join(trained) + "\n]",
         "environment": json.dumps(environment()),
@@ -137,8 +143,9 @@ def main() -> None:
     )
     parser.add_argument("--train", type=int, default=0, metavar="PAIRS")
     count = parser.parse_args().train
-    found = {model: outcomes(model) for model in list_models()}
+    found = {model: outcomes(model) for model in models()}
     rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"] if FILE.exists() else []
+    rows = [row for row in rows if not found[row["model"]][row["method"]].startswith(REFUSED)]
     write(found, rows)
     if not count:
         return
@@ -164,11 +171,11 @@ def matrix(text: str) -> str:
         table.append([f"`{method.slug}`", *(CELLS[kind] for kind, _, _ in said)])
         for model, (kind, _, why) in zip(found, said, strict=True):
             if kind == REFUSED:
-                why = why.replace(f" on {model}", "")
+                why = why.replace(f" on {model}", "").replace(f"model {model} ", "the model ")
                 reasons.setdefault(f"`{method.slug}`: {why}", []).append(model)
     cells = [cell.partition(": ")[0] for one in found.values() for cell in one.values()]
     summary = ", ".join(f"{cells.count(kind)} {kind}" for kind in CELLS)
-    lines = [f"- {why} ({', '.join(models)})" for why, models in reasons.items()]
+    lines = [f"- {why} ({', '.join(names)})" for why, names in reasons.items()]
     why = "\n".join(wrapped(line, "  ") for line in lines)
     rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"]
     minutes = fixed(sum(row["seconds"] for row in rows) / 60)

@@ -26,6 +26,7 @@ PARTS = (
     "quickstart",
     "demonstrated",
     "estimates",
+    "first_gpu_run",
     "measured_docs",
     "rooms",
 )

@@ -3,6 +3,8 @@ before anything is trained or written."""
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,10 +16,12 @@ from torch import Tensor
 from toykit import linear, redness, toy, write_toy
 
 import flowrl
-from flowrl.api.arguments import Sections, config_of
+from flowrl.api.arguments import Given, Sections, config_of
 from flowrl.config.load import ORDER
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
+from flowrl.runs import trackers
+from flowrl.runs.trackers import Open, Place
 
 PLUGIN = ("toykit",)
 TEXTS = [f"a {color} dot, number {place}" for place in range(10) for color in ("red", "blue")]
@@ -63,12 +67,114 @@ def test_every_form_of_an_override_is_the_same(tmp_path: Path) -> None:
     ]
     for form in forms:
         sections = {key: form.pop(key) for key in [*form] if key != "overrides"}
-        assert config_of(file, plugins=PLUGIN, sections=sections, **form) == wanted
+        assert config_of(file, plugins=PLUGIN, **sections, **form) == wanted
 
 
 def test_sections_are_those_of_a_config() -> None:
     """What an editor offers is all there is, but for what has an argument of its own."""
     assert {*Sections.__annotations__} == {*ORDER} - {"model", "prompts", "rewards"}
+
+
+# ------------------------------------------------------------------- the same in each of the calls
+
+
+def called(name: str, config: Any, folder: Path, **given: Any) -> Any:
+    """Call one of the seven, as small as it can be."""
+    budgets: dict[str, Any] = {"nfe": 150, "count": "calls", "quiet": True}
+    if name == "compare":
+        out: dict[str, Any] = {
+            "runs": folder / "c",
+            "out": folder / "c/result.json",
+            "seconds": 0,
+            "seeds": [0],
+        }
+        return flowrl.compare([config], points=1, **budgets, **out, **given)
+    if name == "tune":
+        pytest.importorskip("optuna")
+        space = {"optimizer.lr": [0.01, 0.02]}
+        return flowrl.tune(config, space, out=folder / "t", **budgets, **given)
+    if name == "train":
+        return flowrl.train(config, folder / "run", quiet=True, **given)
+    if name == "doctor":
+        return flowrl.doctor(config, only=["prompts"], **given)
+    return getattr(flowrl, name)(config, **given)
+
+
+SEVEN = ("train", "Trainer", "evaluate", "compare", "tune", "estimate", "doctor")
+WRONG: dict[str, tuple[Any, str]] = {
+    "model": (3, "model: expected a folder or a hub id, a loaded pipeline of diffusers"),
+    "prompts": (3, "prompts: expected a path or the name of a list"),
+    "test_prompts": (3, "test_prompts: expected a path or the name of a list"),
+    "rewards": (3, "rewards: expected a function, the name of a shipped reward, a list"),
+    "overrides": (3, "overrides: expected a list of texts like"),
+    "plugins": (3, "plugins: expected a list of texts"),
+    "callbacks": ([3], r"callbacks\[0\]: expected a part, an instance of a class on"),
+    "track": ("wanbd", "track: .*did you mean 'wandb'"),
+    "train": ({"iteration": 3}, "no argument 'iteration'; did you mean 'iterations'"),
+    "sections": ({}, "the call has no argument 'sections'"),
+    "given": ({}, "the call has no argument 'given'"),
+}
+
+
+@pytest.mark.parametrize("argument", WRONG)
+@pytest.mark.parametrize("name", SEVEN)
+def test_each_call_checks_each_argument_alike(name: str, argument: str, tmp_path: Path) -> None:
+    given, said = WRONG[argument]
+    with pytest.raises(ConfigError, match=said):
+        called(name, write_toy(tmp_path), tmp_path, **{"plugins": PLUGIN, argument: given})
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_each_call_shows_each_argument(name: str) -> None:
+    """By name and with its default, once as notebooks see it and once as editors and mypy do."""
+    shared = {**inspect.signature(config_of).parameters}
+    del shared["config"], shared["quiet"]
+    assert {*shared} == {*Given.__annotations__} - {*Sections.__annotations__} | {"sections"}
+    for one in Given.__annotations__:
+        assert (
+            one not in shared
+            or shared[one].annotation == Given.__annotations__[one].__forward_arg__
+        )
+    seen = inspect.signature(getattr(flowrl, name))
+    assert {one: seen.parameters.get(one) for one in shared} == shared
+    seen.bind("shapes/awm", **({"space": {}} if name == "tune" else {}), train={}, track=["wandb"])
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_what_is_made_is_tracked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of `train`, `compare` and `tune`, the steps of a Trainer, the scores of an
+    evaluation; what makes none of these knows the argument, and tells nothing."""
+    told: list[tuple[int, set[str]]] = []
+    closed: list[str] = []
+
+    def begin(place: Place, config: Any) -> Open:
+        assert config["name"] == "toy"
+        return Open(
+            lambda values, at: told.append((at, {*values})),
+            lambda levels: 0.0,
+            lambda: closed.append(place.name),
+        )
+
+    monkeypatch.setitem(trackers.TRACKERS, "json", begin)  # a package that is there
+    made = called(name, write_toy(tmp_path), tmp_path, plugins=PLUGIN, track=["json"])
+    if name == "Trainer":
+        made.step()
+        del made
+        gc.collect()
+    seen: dict[int, set[str]] = {}
+    for at, keys in told:
+        seen[at] = seen.get(at, set()) | keys
+    if name in ("estimate", "doctor"):
+        assert not told and not closed
+        return
+    assert len(closed) == (2 if name == "tune" else 1)
+    if name != "evaluate":
+        assert {"reward", "loss"} <= seen[0]
+    if name != "Trainer":
+        last = seen[max(seen)]
+        assert {"eval/red", "eval/low", "eval/high"} <= last
 
 
 # --------------------------------------------------------------------------------------- prompts
@@ -92,7 +198,7 @@ def test_a_tenth_of_a_list_is_held_out(
     given: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same ones whatever the form, and none of them is trained on."""
-    config = config_of(write_toy(tmp_path), prompts=given, plugins=PLUGIN, quiet=False)
+    config = config_of(write_toy(tmp_path), False, prompts=given, plugins=PLUGIN)
     train, test = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
     assert sorted([*train.texts, *test.texts]) == sorted(TEXTS) and len(test) == 2
     assert [*test.texts] == [text for text in TEXTS if text in test.texts]

@@ -11,12 +11,13 @@ import pytest
 import torch
 from adapterkit import MAKE
 from safetensors import safe_open
-from tiny import tiny_sd3
 
 import flowrl
 from flowrl.api.given_models import with_model
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
+from flowrl.cost.memory import kept_memory
+from flowrl.training.rehearsal import check_plan
 
 SCRIPT = """
 import diffusers, flowrl
@@ -90,8 +91,20 @@ def test_a_script_of_fifteen_lines(
 
 def test_a_pipeline_whose_weights_have_8_bits(tmp_path: Path) -> None:
     """Cast as they stand: nothing says what their scale was."""
-    pipe = diffusers.DiffusionPipeline.from_pretrained(tiny_sd3(tmp_path / "model"))
+    pipe = diffusers.DiffusionPipeline.from_pretrained(MAKE["sd3.5"](tmp_path / "model"))
     pipe.transformer.to(torch.float8_e4m3fn)
     said = "model: the SD3Transformer2DModel of the pipeline: .* kind float8_e4m3fn: weights that"
     with pytest.raises(ModelError, match=said):
         with_model(load_config("sd3/flow_grpo_fast"), pipe)
+
+
+def test_a_pipeline_in_memory_is_counted_as_its_folder(tmp_path: Path) -> None:
+    """By what its class's adapter states."""
+    folder = MAKE["sd3"](tmp_path / "model")
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folder)
+    size = ["image={height: 64, width: 64}"]
+    named = load_config("shapes/flow_grpo", [f"model={{path: {folder}, device: cpu}}", *size])
+    given = with_model(load_config("shapes/flow_grpo", size), pipe)
+    counted = [kept_memory(one, check_plan(one))[0] for one in (given, named)]
+    assert {part.name for part in counted[0]} == {part.name for part in counted[1]}
+    assert any(part.name == "trained weights" for part in counted[0])

@@ -16,6 +16,7 @@ from torch import Tensor
 from toykit import linear, write_toy
 
 import flowrl
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.runs.export.export import _base_folder
 from flowrl.runs.folder import EVALS, REPORT
@@ -84,8 +85,11 @@ def test_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert done.summary["iterations"] == 4
     assert done.summary["after"]["bright"] == whole.summary["after"]["bright"]
     assert done.config.prompts.train == str(moved / "prompts/train.jsonl")
-    with pytest.raises(ConfigError, match="holds a run of another config: .*optimizer.lr"):
-        done.resume(optimizer={"lr": 1.0}, quiet=True)
+    with pytest.raises(ConfigError, match="train.group differs from the run in .*moved"):
+        done.resume(train={"group": 8}, quiet=True)
+    faster = done.resume(optimizer={"lr": 0.5}, train={"iterations": 5}, quiet=True)
+    assert faster.summary["iterations"] == 5
+    assert load_config(moved / "config.yaml", (), PLUGIN, need_rewards=False).lr == 0.5
 
 
 def test_a_list_stays_the_one_that_was_trained_on(tmp_path: Path) -> None:

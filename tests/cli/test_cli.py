@@ -197,6 +197,7 @@ def test_eval_options_and_json_alone(
     want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "tuned": 1.0}
     known = prompts_hash(load_prompts(tmp_path / "p.txt"))
     about = {"prompts": "p", "count": 1, "prompts_hash": known, "guidance": None}
+    assert len(setting.pop("judge")) == 16  # of the source of the plugin's reward
     assert setting == {**want, **about}
 
 
@@ -251,11 +252,11 @@ MISTAKES = [
     ("train {home}/toy.yaml", "--plugin toykit"),
     ("bench {home}/toy.yaml --iterations 0" + KIT, "bench: expected at least 1 iteration, got 0"),
     # runs: a resume takes nothing else
-    ("train --resume {home}/whole optimizer.lr=1" + KIT, "leave out"),
-    ("train --resume {home}/whole --seed 1" + KIT, "train.iterations in {home}/whole/config.yaml"),
+    ("train --resume {home}/whole train.group=8" + KIT, "train.group differs from the run in"),
+    ("train --resume {home}/whole --seed 1" + KIT, "--resume {home}/whole train.iterations=N"),
     ("train --resume {home}/whole --dry-run" + KIT, "leave out"),
     ("train --resume {home}/whole --run x" + KIT, "leave out"),
-    ("train --resume {home}/whole --quiet seed=1" + KIT, "leave out"),
+    ("train --resume {home}/whole --quiet seed=1" + KIT, "seed differs from the run in"),
     ("train --resume {tmp}" + KIT, "expected a run folder with config.yaml"),
     ("eval runs/gone", "runs/gone: expected a run folder, a checkpoint, a model folder or a"),
     ("eval {home}/whole --iteration 7" + KIT, "there is no such checkpoint"),

@@ -14,7 +14,7 @@ from flowrl.config.compose import ASKED, MODEL, OTHER, OURS, PAIR, is_ours, leav
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, list_models, resource
-from flowrl.models.pipeline import ADAPTERS
+from flowrl.models.facts import adapters, fn_of
 from flowrl.runs.composed import SHAPES, composed, is_method
 
 
@@ -24,7 +24,8 @@ def test_every_adapter_has_a_file() -> None:
     for name in list_models():
         text = resource(f"configs/models/{name}.yaml").read_text(encoding="utf-8")
         files[name] = read_piece(text, name).raw
-    assert {raw["model"]["fn"] for raw in files.values()} == {*ADAPTERS.values(), "pipeline"}
+    named = {*map(fn_of, adapters()), "pipeline"}
+    assert {raw["model"]["fn"] for raw in files.values()} == named
     some = {"unguided", "plan", "instead"}
     assert {key for raw in files.values() for key in raw} - some == set(files["flux"])
     assert list_models() == sorted(files) and not any(
@@ -98,7 +99,7 @@ def test_a_class_without_a_file_says_its_own_facts(tmp_path: Path) -> None:
 def test_python_takes_the_same_names() -> None:
     """A method's name with a model; a config's only with a name of configs/models."""
     for method in ("awm", "sd3/awm"):
-        made = config_of(method, model="z_image", sections={"train": {"group": 12}})
+        made = config_of(method, model="z_image", train={"group": 12})
         assert made == load_config(composed(method, "z_image"), ["train.group=12"])
 
 
@@ -121,7 +122,7 @@ def test_a_model_of_timesteps_gets_the_sampler_and_the_times_that_it_knows() -> 
         ("diffusion_nft", "qwen_edit", "qwen_edit_plus/diffusion_nft"),  # and of neither
         ("diffusion_nft", "z_image", "sd3/diffusion_nft"),  # images before edits
         ("flow_grpo_fast", "wan_ti2v", "wan/flow_grpo_fast_i2v"),  # its own adapter first
-        ("refl", "sdxl", "shapes/refl"),
+        ("rwr", "sdxl", "shapes/rwr"),
     ],
 )
 def test_the_home_is_the_nearest_config(method: str, model: str, home: str) -> None:
@@ -137,8 +138,8 @@ def test_a_rate_for_all_weights_is_none_for_lora() -> None:
 
 def test_a_variant_of_these_very_weights_is_the_pair() -> None:
     """Wan 2.2's config has another name than the method, and is its published one all the same."""
-    assert composed("flow_grpo_fast", "wan_22").source == "wan/flow_grpo_fast_22 on wan_22"
-    assert PAIR in composed("flow_grpo_fast", "wan_i2v_22").marks.values()
+    assert composed("flow_grpo_fast", "wan22").source == "wan/flow_grpo_fast_22 on wan22"
+    assert PAIR in composed("flow_grpo_fast", "wan_i2v22").marks.values()
 
 
 def test_values_of_a_model_that_has_no_config_are_not_of_the_pair() -> None:

@@ -13,7 +13,7 @@ from diffusers import UniPCMultistepScheduler
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.config.load import Config, load_config
 from flowrl.core.shipped_files import list_configs, resource
-from flowrl.cost.released_models import wan_parts
+from flowrl.cost.architecture import released_parts
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
@@ -259,7 +259,7 @@ def test_the_window_of_mix_grpo() -> None:
 
 def first_steps(config: Config, boundary: float) -> int:
     """Count the steps of Wan 2.2's first expert, by the released scheduler."""
-    settings = wan_parts()[config.model.kwargs["path"]]["scheduler"].settings
+    settings = released_parts(config.model.kwargs["path"])["scheduler"].settings
     scheduler = UniPCMultistepScheduler(**settings)
     scheduler.set_timesteps(config.plan.kwargs["steps"])
     return int((scheduler.timesteps >= 1000 * boundary).sum())

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from estimatekit import MODELS, made, model_config, phases, sizes
 from tiny import tiny_sd3
+from tinypipelines import save
 from torch import nn
 from toykit import toy
 
@@ -18,14 +18,19 @@ from flowrl.cli.main import main
 from flowrl.config.load import Config, check_eval_count, load_config
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.cost import meta_run as traced
-from flowrl.cost.architecture import NETWORK, Architecture, build, source_shape
+from flowrl.cost.architecture import (
+    Architecture,
+    build,
+    released_parts,
+    source_shape,
+)
 from flowrl.cost.dry_run import dry_run, prompt_lines
 from flowrl.cost.estimate import Estimate, estimate, judged, phase
 from flowrl.cost.fit_card import change
 from flowrl.cost.memory import QUANTISED, kept_memory
-from flowrl.cost.meta_run import meta_run, network_inputs, workload_of
-from flowrl.cost.released_models import RELEASED
+from flowrl.cost.meta_run import _inputs, meta_run, workload_of
 from flowrl.cost.report import calls, estimate_text, memory
+from flowrl.models.pipeline import pipeline
 from flowrl.runs.composed import composed
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.run import OverlapWarning
@@ -64,12 +69,12 @@ KL = "kl={fn: transition_kl, beta: 0.1}"
 
 @pytest.mark.parametrize("model", list(PUBLISHED))
 def test_released_models_have_the_published_number_of_parameters(model: str) -> None:
-    plan = Architecture(model, RELEASED[model], known=True)
+    plan = Architecture(model, released_parts(model), known=True)
     for name, billions in PUBLISHED[model].items():
         network = build(plan, name)
         found = sum(p.numel() for p in network.parameters())
         assert found == pytest.approx(billions * 1e9, rel=0.005), name
-        if name in NETWORK.values() and model in FILES:
+        if name == plan.network and model in FILES:
             stored = sum(t.numel() for t in network.state_dict().values())
             assert 2 * stored == pytest.approx(FILES[model] * 1e9, rel=0.005)
 
@@ -234,9 +239,7 @@ def test_references_of_flux2_are_tokens_of_their_own(tmp_path: Path, count: int)
     config = load_config("flux2_klein/flow_grpo_fast_edit", [f"prompts.train={list_}"])
     work = workload_of(config)
     assert work.source == ((24 * count, 24) if count else None)
-    given = network_inputs(
-        work.fn, 2, work.latent, work.text, work.architecture, torch.bfloat16, work.source
-    )
+    given = _inputs(work._replace(guided=False), 2)
     assert given["hidden_states"].shape == (2, 576 * (1 + count), 128)
     assert given["img_ids"].shape == (576 * (1 + count), 4)
     gone = load_config("flux2_klein/flow_grpo_fast_edit", [f"prompts.train={tmp_path}/no.jsonl"])
@@ -255,15 +258,11 @@ def test_what_the_adapter_of_ti2v_refuses_an_estimate_refuses(change: str, said:
 def test_tokens_of_ti2v_have_times_of_their_own() -> None:
     """By hand: 256 pixels are 16 x 16 latents, 8 x 8 tokens, at two moments; 2.1 has one time."""
     work = workload_of(load_config(composed("flow_grpo_fast", "wan_ti2v")))
-    given = network_inputs(
-        work.fn, 2, work.latent, work.text, work.architecture, torch.bfloat16, work.source
-    )
+    given = _inputs(work._replace(guided=False), 2)
     assert given["hidden_states"].shape == (2, 48, 2, 16, 16)
     assert given["timestep"].shape == (2, 128)
     work = workload_of(load_config("wan/flow_grpo_fast_i2v"))
-    given = network_inputs(
-        work.fn, 2, work.latent, work.text, work.architecture, torch.bfloat16, work.source
-    )
+    given = _inputs(work._replace(guided=False), 2)
     assert given["hidden_states"].shape == (2, 36, 2, 30, 30)
     assert given["timestep"].shape == (2,)
     assert given["encoder_hidden_states_image"].shape == (2, 257, 1280)
@@ -365,3 +364,17 @@ def test_lists_that_a_run_would_warn_of(tmp_path: Path) -> None:
     (tmp_path / "others.txt").write_text("a large square\n")
     other = toy(tmp_path, *changes[:1], f"prompts.test={tmp_path}/others.txt", "train.prompts=3")
     assert len(prompt_lines(other)) == 2
+
+
+def test_weights_of_a_pipeline_without_adapter(tmp_path: Path) -> None:
+    """By its own JSON files: the numbers of the loaded model's LoRA and network."""
+    folder = save("Lumina2Pipeline", tmp_path / "model")
+    options = f"{{fn: pipeline, path: {folder}, lora: {{rank: 2}}, device: cpu}}"
+    found = estimate(load_config("shapes/flow_grpo", [f"model={options}"]))
+    sizes = {part.name: part.bytes for part in found.parts}
+    made: Any = pipeline(path=str(folder), lora={"rank": 2}, device="cpu")
+    trained = sum(p.numel() for p in made.trainable().values())
+    every = sum(p.numel() for p in made.network.parameters())
+    assert sizes["trained weights"] == 4 * trained > 0
+    assert sizes["frozen weights"] == 4 * (every - trained)
+    assert "activations of pipeline are not counted" in found.note

@@ -31,7 +31,7 @@ def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
         config, row = load_config(name), result["configs"][name]
         assert row["kept"] == sizes(config), name
         architecture = workload_of(config).architecture
-        counted = count_weights(architecture, config.model.fn, tuning_of(config))
+        counted = count_weights(architecture, tuning_of(config))
         assert row["parameters"]["network"] == counted.network
         assert row["parameters"]["trained"] == counted.trained
 

@@ -13,6 +13,7 @@ from estimatekit import made, model_config, phases
 from tiny import tiny_sd3
 from toykit import toy
 
+from flowrl.api.arguments import config_of
 from flowrl.cli.options import load_fitted
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
@@ -25,7 +26,9 @@ from flowrl.cost.fit_card import (
     RESERVE,
     SMALLER,
     change,
+    fitted,
     limit_of,
+    profile_of,
     profile_overrides,
     remedies,
     switches,
@@ -175,9 +178,12 @@ NF4 = "model.runtime.quantize=nf4"
 SMALLER_PROFILES, EIGHT = ["model.lora.rank=16", "model.lora.alpha=32"], "optimizer.fn=adamw8bit"
 
 
-def fits(config: Config) -> Any:
-    """Stand in for the estimate: one byte is needed."""
-    return SimpleNamespace(largest=SimpleNamespace(name="sampling", bytes=1, what=""))
+def fits_with_checkpointing(config: Config) -> Any:
+    """Stand in for the estimate: too much is needed without a profile's settings, and a byte with
+    them."""
+    on = (config.model.kwargs["runtime"] or {}).get("checkpointing")
+    size = 1 if on else 100 * GIB
+    return SimpleNamespace(largest=SimpleNamespace(name="sampling", bytes=size, what=""))
 
 
 def test_what_is_set() -> None:
@@ -207,8 +213,8 @@ def test_lora_on_a_network_of_more_than_half_of_the_card_is_quantised(
 
 
 def test_what_is_given_stands_above_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is estimated plays no part here: the estimate by hand says that all fits."""
-    monkeypatch.setattr(fit_card, "estimate", fits)
+    """What is estimated plays no part here: by the estimate by hand the settings are enough."""
+    monkeypatch.setattr(fit_card, "estimate", fits_with_checkpointing)
     given = ["model.runtime.quantize=int8", "train.micro_batch=3"]
     found = load_fitted("flux/flow_grpo_fast", given, [], "24gb")
     runtime = found.model.kwargs["runtime"]
@@ -218,9 +224,9 @@ def test_what_is_given_stands_above_the_profile(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_offload_is_not_asked_for_beside_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pair is refused: neither a profile nor what is said to an estimate may lead there. The
-    estimate by hand says that all fits."""
-    monkeypatch.setattr(fit_card, "estimate", fits)
+    """The pair is refused: neither a profile nor what is said to an estimate may lead there. By
+    the estimate by hand the settings are enough."""
+    monkeypatch.setattr(fit_card, "estimate", fits_with_checkpointing)
     given = ["model.runtime.compile=true", "model.runtime.cuda_graphs=true"]
     runtime = load_fitted("flux/flow_grpo_fast", given, [], "24gb").model.kwargs["runtime"]
     assert runtime["checkpointing"] is True and "offload" not in runtime
@@ -316,7 +322,9 @@ def test_less_is_trained_only_where_it_fits_so(
         assert lora["alpha"] / lora["rank"] == 2 and lora["rank"] == (16 if changed else 64)
         assert (found.optimizer.fn == "adamw8bit") == (EIGHT in changed)
         said = capsys.readouterr().err
-        assert said.startswith("--profile 24gb sets model.runtime.checkpointing=true ")
+        nothing = sizes == (18, 2, 2)  # 22 of 23 as it is
+        sets = "nothing: 22.0 GiB in decode fits" if nothing else f"{LESS[0]} "
+        assert said.startswith(f"--profile 24gb sets {sets}")
         assert all(text in said for text in changed)
 
 
@@ -352,8 +360,86 @@ def test_networks_of_rewards_rest_where_they_fit_so(
     assert not load_fitted("sd3/flow_grpo_fast", given, [], "24gb").rewards["pickscore"].offload
 
 
+@pytest.mark.parametrize(
+    ("profile", "sets", "why"),
+    [
+        ("80gb", "nothing: 40.0 GiB in training", "fits into the 79.0 GiB that are free"),
+        ("24gb", LESS[0], "40.0 GiB in training becomes 20.0 GiB in training, which fits into the"),
+        ("20gb", LESS[0], "which does not fit into the 19.0 GiB that are free"),
+    ],
+)
+def test_a_profile_says_what_it_sets_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    profile: str,
+    sets: str,
+    why: str,
+) -> None:
+    """An estimate by hand: 40 GiB as it is, half of it with checkpointing. What fits stays."""
+
+    def by_hand(config: Config) -> Any:
+        on = (config.model.kwargs["runtime"] or {}).get("checkpointing")
+        phase = Phase("training", (20 if on else 40) * GIB, 0, 0, "")
+        return SimpleNamespace(largest=phase)
+
+    monkeypatch.setattr(fit_card, "estimate", by_hand)
+    name = "sd3/flow_grpo_fast"
+    found = load_fitted(name, [], [], profile)
+    said = capsys.readouterr().err
+    assert said.startswith(f"--profile {profile} sets {sets}") and why in said
+    assert (found == load_config(name)) == (profile == "80gb")
+
+
+def bright(images: Any) -> Any:
+    """Score images [L, 3, H, W] by their brightness -> [L]."""
+    return images.flatten(1).mean(1)
+
+
+def test_python_has_the_same_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of the program stay, and what is given stands; a method on a model has it, too."""
+    monkeypatch.setattr(fit_card, "estimate", fits_with_checkpointing)
+    name, rewards = "sd3/flow_grpo_fast", {"mine": bright}
+    found = config_of(name, profile="24gb", rewards=rewards, train={"micro_batch": 3})
+    assert found.model.kwargs["runtime"] == {"checkpointing": True, "offload": True}
+    assert (found.train.micro_batch, found.train.rollout_batch) == (3, 2)
+    assert found.rewards["mine"].function is not None
+    composed = config_of("awm", model="sd3", profile="24gb")
+    assert composed.model.kwargs["runtime"]["checkpointing"] is True
+    with pytest.raises(ConfigError, match="profile: expected the memory of a card, '24gb', got 24"):
+        config_of("sd3/flow_grpo_fast", profile=24)  # type: ignore[arg-type]
+
+
+def test_cards_of_any_size_have_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are those of the next smaller size that is named; "auto" is this GPU's."""
+    sizes = {"24gb": 2, "22.4gb": 2, "47.9gb": 2, "48gb": 4, "79gb": 4, "80gb": 8, "141gb": 8}
+    assert {name: profile_of(name).batch for name in sizes} == sizes
+    assert profile_of("22.4gb").gigabytes == 22.4
+    monkeypatch.setattr(fit_card, "card_size", lambda: 44.4)
+    found = fitted(load_config("sd3/flow_grpo_fast"), "auto")
+    assert (found.name, found.limit) == ("44.4gb", limit_of(44.4))
+    monkeypatch.setattr(fit_card, "card_size", lambda: None)
+    with pytest.raises(ConfigError, match="--profile auto: this machine has no GPU"):
+        profile_of("auto")
+
+
+def test_a_rank_that_is_given_keeps_its_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a profile would lower both, neither is changed."""
+
+    def by_hand(config: Config) -> Any:
+        size = 2**30 * config.model.kwargs["lora"]["rank"]
+        return SimpleNamespace(largest=SimpleNamespace(name="decode", bytes=size, what=""))
+
+    monkeypatch.setattr(fit_card, "estimate", by_hand)
+    lora = load_fitted("z_image/flow_grpo_fast", [], [], "24gb").model.kwargs["lora"]
+    assert (lora["rank"], lora["alpha"]) == (16, 32)
+    given = ["model.lora.rank=64"]
+    lora = load_fitted("z_image/flow_grpo_fast", given, [], "24gb").model.kwargs["lora"]
+    assert (lora["rank"], lora["alpha"]) == (64, 128)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected one of 24gb, 48gb, 80gb, got '12gb'"):
-        profile_overrides(load_config("sd3/flow_grpo_fast"), "12gb")
+    for wrong in ("24", "gb", "0gb", "-3gb", "24 gb"):
+        with pytest.raises(ConfigError, match=f"24gb, 48gb, 80gb or another .* got '{wrong}'"):
+            profile_overrides(load_config("sd3/flow_grpo_fast"), wrong)
     with pytest.raises(ConfigError, match="has no runtime options; leave --profile out"):
         profile_overrides(toy(tmp_path), "24gb")

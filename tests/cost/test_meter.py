@@ -12,26 +12,53 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from estimatekit import MODELS, made
+from estimatekit import MODELS, OF_THE_CPU, made
 from modelkit import noise
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.core.pixels import round_8bit
+from flowrl.cost import meter
 from flowrl.cost.fit_card import change
-from flowrl.cost.meta_run import MetaRun, Workload, _held, _inputs, _network, meta_run, workload_of
+from flowrl.cost.meta_run import (
+    CallCost,
+    MetaRun,
+    Workload,
+    _held,
+    _inputs,
+    _network,
+    meta_run,
+    workload_of,
+)
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 
 STATES = 4
 CASES = [(name, "false") for name in MODELS if "deep" not in name and "layers" not in name]
 CASES += [(name, "true") for name in ("sd3, full", "flux, LoRA, bfloat16")]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_an_operation_that_is_known_is_made_as_it_ran(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cost is the same where each operation runs, where the second block repeats the first
+    one's, and where all is known; and then few of them run."""
+    workload = workload_of(made(tmp_path, name, "{attention: native}"))
+
+    def costs() -> list[CallCost]:
+        run = MetaRun(workload)
+        size = {"batch": 2, "height": 64, "width": 48}
+        return [run.velocity(2), run.training(2), run.step(), run.decoding(4, **size)]
+
+    monkeypatch.setattr(meter, "_known", {})
+    first, again = costs(), costs()
+    repeated = [one for one in meter._known.values() if one is not None]
+    assert first == again and len(repeated) > 50
+    monkeypatch.setattr(meter, "_made", lambda func, args, kwargs: func(*args, **kwargs))
+    assert costs() == first
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), CASES)
@@ -236,24 +263,6 @@ def test_flops_of_a_linear_layer_and_of_attention() -> None:
         assert meter.flops == 4 * 2 * 3 * 16**2 * 8
         attended.sum().backward()
     assert meter.flops == 4 * 2 * 3 * 16**2 * 8 * 3.5
-
-
-def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """PyTorch's formula, from shapes."""
-    return sdpa_flop_count(query, key, value)
-
-
-def _attended_back(out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """PyTorch's formula, from shapes."""
-    return sdpa_backward_flop_count(out, query, key, value)
-
-
-ATEN = torch.ops.aten
-OF_THE_CPU = {
-    ATEN._scaled_dot_product_flash_attention_for_cpu: _attended,
-    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attended_back,
-}
-"""The CPU's attention, which PyTorch's counter has of its own from 2.15 on."""
 
 
 @pytest.mark.parametrize("name", ["sd3, LoRA, guidance", "sdxl, full, bfloat16"])

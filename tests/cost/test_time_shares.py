@@ -1,67 +1,190 @@
-"""Where the work of 1,000 iterations goes, and what `flowrl estimate` says first."""
+"""Where the time of 1,000 iterations goes: work against PyTorch's counter on real runs of tiny
+models, hours on cards; and what `flowrl estimate` says first."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from estimatekit import made
+from docskit import ROOT
+from estimatekit import OF_THE_CPU, made
+from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.cli.main import main
+from flowrl.config.load import Config
 from flowrl.core.prompts import load_prompts
+from flowrl.cost import time_shares
+from flowrl.cost.cards import CARDS, DISK, LEAST, MOST, Work, cards_of, time_text
 from flowrl.cost.estimate import estimate
-from flowrl.cost.fit_card import PROFILES, change, limit_of, profile_that_fits
-from flowrl.cost.time_shares import time_lines, work_of_iterations
+from flowrl.cost.fit_card import change, limit_of, profile_that_fits
+from flowrl.cost.time_shares import Times, moments, time_lines, times_as_json, times_of
+from flowrl.models.tiny import save_tiny
+from flowrl.runs.evaluate import evaluate
+from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 
 
+def taken(config: Config, iterations: int = 1000) -> Times:
+    """Return what a config's iterations take."""
+    found = times_of(estimate(config), iterations)
+    assert found is not None
+    return found
+
+
+def test_the_work_of_a_run_is_what_torch_counts(tmp_path: Path) -> None:
+    """One iteration and one evaluation of a tiny SD3 with all three text encoders, each counted
+    while it runs."""
+    folder = save_tiny("sd3.5", tmp_path / "weights")
+    config = made(tmp_path, "sd3, full", "{attention: native}")
+    changes = {"path": f"{folder}", "max_sequence_length": 16, "t5": True}
+    for key, value in changes.items():
+        config = change(config, f"model.{key}", value)
+    # no more is seen than one round of everything
+    config = change(change(config, "eval.every", 0), "samples.every", 0)
+    trainer = Trainer(config)
+    trained, held_out = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
+    with FlopCounterMode(display=False, custom_mapping=OF_THE_CPU) as encoding:
+        trainer.encode_ahead()
+    with FlopCounterMode(display=False, custom_mapping=OF_THE_CPU) as iteration:
+        trainer.step()
+    with FlopCounterMode(display=False, custom_mapping=OF_THE_CPU) as judging:
+        evaluate(trainer.model, config, trainer=trainer)
+    work = {name: one.operations for name, one in taken(config, 1).work.items()}
+    # an iteration
+    parts = sum(work[name] for name in ("sampling", "decode", "training"))
+    assert parts == pytest.approx(iteration.get_total_flops(), rel=0.01)
+    # evaluations: before and after, with their grids
+    images = len(held_out) * config.eval.images
+    share = images / (images + config.samples.prompts)
+    assert work["evaluation"] / 2 * share == pytest.approx(judging.get_total_flops(), rel=0.01)
+    # prompts: no more are trained on than an iteration has
+    assert len(trained) >= config.train.prompts
+    each = encoding.get_total_flops() / (len({*trained.texts, *held_out.texts}))
+    counted = min(len(trained), config.train.prompts) + len(held_out) + 1
+    assert work["text encoding"] == pytest.approx(counted * each, rel=0.05)
+
+
 def test_the_work_of_many_iterations(tmp_path: Path) -> None:
-    """An iteration's work, 1,000 times. Of evaluations: before and after, and each `every`; twice
-    the denoising steps take twice the network calls. A reward without a network adds nothing."""
+    """An iteration's work, 1,000 times. Evaluations come at the start, at the end, and each
+    `every`. A reward without a network adds nothing; checkpoints add bytes."""
     config = made(tmp_path, "sd3, full")
     config = change(change(config, "eval.every", 0), "samples.every", 0)
     found = estimate(config)
-    work = work_of_iterations(found)
-    assert all(work[name] == 1000 * count for name, count in found.flops.items())
-    assert work["rewards"] == 0 < work["evaluations"]
-    # 2 evaluations become 2 + 4
-    often = work_of_iterations(estimate(change(config, "eval.every", 250)))["evaluations"]
+    times = taken(config)
+    for name, count in found.flops.items():
+        assert times.work[name].operations == 1000 * count
+    assert times.work["rewards"] == Work() and times.work["evaluation"].operations > 0
+    # 2 evaluations become 5, the last of which is the one at the end
+    often = taken(change(config, "eval.every", 250)).work["evaluation"].operations
+    images = len(load_prompts(config.prompts.test)) * config.eval.images
     grids = 2 * config.samples.prompts
-    held = len(load_prompts(config.prompts.test))
-    images = held * config.eval.images
-    assert often / work["evaluations"] == pytest.approx((6 * images + grids) / (2 * images + grids))
-    # steps: network calls grow, decoding does not
-    steps = config.eval.steps
-    ends = []
-    for count in (steps, 2 * steps, 3 * steps):
-        longer = estimate(change(config, "eval.steps", count))
-        ends.append(work_of_iterations(longer)["evaluations"])
-    assert ends[1] - ends[0] == ends[2] - ends[1] > 0
+    expected = (5 * images + grids) / (2 * images + grids)
+    assert often / times.work["evaluation"].operations == pytest.approx(expected)
+    assert [moments(every, 1000) for every in (0, 250, 300, 999, 1000, 1)] == [2, 5, 5, 3, 2, 1001]
+    # weights and both moments in float32, and the average where there is one
+    config = change(change(config, "checkpoint.every", 500), "train.ema", 0.5)
+    assert found.weights is not None
+    saved = taken(config).work["checkpoints"].written
+    assert saved == 3 * 4 * 4 * found.weights.trained
 
 
-def test_the_shares_are_of_one_whole(tmp_path: Path) -> None:
-    """In percent, the largest first; the hours are at 1e14 operations a second."""
-    found = estimate(made(tmp_path, "sd3, full"))
-    head, below = time_lines(found)
-    words = head.partition(": ")[2].split(", ")
-    shares = [float(word.split()[-2]) for word in words if word.endswith("%")]
-    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.3)
-    assert "rewards none counted" in words
-    hours = sum(work_of_iterations(found).values()) / 1e14 / 3600
-    assert f"{hours:.3g} hours at 100.0 TFLOP a second" in below
+def test_prompts_are_encoded_once_where_the_cache_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each time; a folder keeps them."""
+    config = made(tmp_path, "sd3, full")
+    trained, held_out = (len(load_prompts(p)) for p in (config.prompts.train, config.prompts.test))
+    once = taken(config).work["text encoding"].operations / (trained + held_out + 1)
+    monkeypatch.setattr(time_shares, "CACHE_BYTES", 10)
+    rounds = moments(config.eval.every, 1000)
+    visits = 1000 * config.train.prompts + held_out * rounds + 1
+    assert taken(config).work["text encoding"].operations == pytest.approx(visits * once)
+    kept = change(config, "model.runtime.cache", f"{tmp_path}/texts")
+    assert taken(kept).work["text encoding"].operations < visits * once
+
+
+def test_seconds_on_a_card() -> None:
+    """Each width at its own peak, at both ends of what is reached; bytes at the disk's speed."""
+    card = CARDS[0]._replace(short=100.0, wide=10.0)
+    work = Work(short=3e14, wide=1e13, written=4e9)
+    assert work.seconds(card, slow=False) == pytest.approx(4 / MOST + 4e9 / DISK[0])
+    assert work.seconds(card, slow=True) == pytest.approx(4 / LEAST + 4e9 / DISK[1])
+    assert time_text((60, 89)) == "60 to 89 s" and time_text((0.02, 0.5)) == "0.02 to 0.5 s"
+    assert time_text((80, 300)) == "1.3 to 5.0 min" and time_text((3600, 36000)) == "1.0 to 10 h"
+
+
+def test_the_ends_of_the_range_are_what_was_measured() -> None:
+    """In bfloat16 on an H200, of image models, rounded outwards."""
+    file = ROOT / "assets/results/performance-queue.json"
+    shares = []
+    for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+        result: dict[str, Any] = row.get("result") or {}
+        images = row["row"].startswith(("sd3", "flux")) and "float32" not in row["row"]
+        if result.get("dtype") == "bfloat16" and result.get("mfu") and images:
+            shares += result["mfu"].values()
+    assert len(shares) >= 10
+    assert LEAST <= min(shares) < LEAST + 0.01 and MOST - 0.01 < max(shares) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "names"),
+    [
+        (22.4, ["RTX 3090", "L4", "A10", "RTX 4090"]),
+        (24, ["RTX 3090", "L4", "A10", "RTX 4090"]),
+        (44.9, ["RTX A6000", "L40S"]),
+        (80, ["A100", "H100 PCIe", "H100"]),
+        (139.8, ["H200"]),
+        (500, ["H200"]),
+    ],
+)
+def test_cards_of_a_size(gigabytes: float, names: list[str]) -> None:
+    assert [card.name for card in cards_of(gigabytes)] == names
+
+
+def test_what_is_said(tmp_path: Path) -> None:
+    """All parts, the largest share first, in percent of one whole; a reward that is not counted is
+    named, and so is the range."""
+    config = made(tmp_path, "sd3, full, bfloat16")
+    lines = time_lines(estimate(config), gigabytes=24)
+    text, times = "\n".join(lines), taken(config)
+    assert lines[0].startswith("time       of 1,000 iterations; shares are those on the RTX 4090")
+    shares = [times.share(name, CARDS[3]) for name in times.work]
+    assert sum(shares) == pytest.approx(1) and set(times.work) == {
+        *("sampling", "decode", "rewards", "training"),
+        *("evaluation", "text encoding", "checkpoints"),
+    }
+    assert all(name in text for name in times.work) and "14% to 36% of its peak" in text
+    order = sorted(times.work, key=lambda name: -times.share(name, CARDS[3]))
+    places = [text.index(f"           {name} ") for name in order]
+    assert places == sorted(places)
+    assert f"not counted: the rewards {', '.join(times.unknown)}" in text
+    assert times.unknown == [*config.rewards]
+    # as data
+    told = json.loads(json.dumps(times_as_json(estimate(config))))
+    assert told["seconds"]["L40S"] == [*times.seconds(CARDS[5])]
+    assert told["work"]["checkpoints"]["bytes"] > 0 == told["work"]["checkpoints"]["operations"]
 
 
 def test_the_profile_that_fits(tmp_path: Path) -> None:
-    """The largest one for the card; a card that is too small for all is told so."""
+    """That of the card's own size; a card that is too small for all is told so."""
     config = made(tmp_path, "sd3, LoRA, guidance")
-    for card, name in ((24, "24gb"), (60, "48gb"), (96, "80gb"), (8, "24gb")):
+    for card in (24, 60, 8, 22.4):
         found = profile_that_fits(config, gigabytes=card)
-        assert found is not None and found.name == name and name in PROFILES
-        assert found.fits and found.phase.bytes <= limit_of(card)
+        assert found is not None and found.name == f"{card}gb" and found.limit == limit_of(card)
+        assert found.fits and found.overrides == []
     found = profile_that_fits(config, gigabytes=1.000001)
     assert found is not None and not found.fits
+    assert profile_that_fits(replace(config, model=_toy(tmp_path).model), gigabytes=24) is None
+
+
+def _toy(folder: Path) -> Config:
+    from toykit import toy
+
+    return toy(folder / "plain")
 
 
 def test_the_verdict_is_the_first_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +197,6 @@ def test_the_verdict_is_the_first_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*line, "--card", "1.000001"]) == 0
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert first.startswith("fits a 1 GB card: no, ")
-    assert second.startswith("--profile 24gb is not enough: ")
+    assert second.startswith("--profile 1gb is not enough: ")
     card = json.loads(file.read_text())["card"]
-    assert (card["profile"], card["profile_fits"], card["verdict"]) == ("24gb", False, first)
+    assert (card["profile"], card["profile_fits"], card["verdict"]) == ("1gb", False, first)

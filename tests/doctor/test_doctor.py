@@ -224,8 +224,7 @@ def test_swapped_guidance(
 
 
 def test_prompts_with_references(folders: Folders, tmp_path: Path) -> None:
-    """The first prompt's references go to both sides; without them in the pipeline the velocity
-    differs."""
+    """Each prompt's references go to both sides; of a model that sees none the velocity differs."""
     for name in ("0.png", "1.png"):
         pixels = torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)
         to_pil_image(pixels).save(tmp_path / name)
@@ -233,5 +232,5 @@ def test_prompts_with_references(folders: Folders, tmp_path: Path) -> None:
     perturb(model, 0.05)
     files: dict[str, Any] = {"folder": str(tmp_path), "size": (64, 64)}
     assert found(model, "0.png", "1.png", **files) == []
-    model.pipeline_sources = lambda sources: {}
+    model.encode_with_sources = lambda prompts, sources: model.encode(prompts)
     assert found(model, "0.png", "1.png", **files) == ["parity/velocity"]

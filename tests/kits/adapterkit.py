@@ -25,7 +25,7 @@ from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.types import Rollout
-from flowrl.models.flow_matching import pack, unpack
+from flowrl.models.flow_matching import first_order, pack, unpack
 from flowrl.models.flux import flux
 from flowrl.models.flux2 import flux2
 from flowrl.models.flux2_klein import flux2_klein
@@ -33,7 +33,7 @@ from flowrl.models.qwen_image import qwen_image
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
-from flowrl.models.wan import first_order, wan
+from flowrl.models.wan import wan
 from flowrl.models.z_image import z_image
 
 PROMPTS = ["a red square", "two small blue circles left of a green triangle on white", "a cat"]
@@ -191,30 +191,21 @@ def diffusers_images(
         config = pipeline.scheduler.config
         pipeline.scheduler = DDIMScheduler.from_config(config, clip_sample=False, **spacing)
         pipeline.unet = model.network
-        call["guidance_rescale"] = options.guidance_rescale
-    else:
-        call["max_sequence_length"] = options.max_sequence_length
     # Wan: the same grid and times, without UniPC's second order.
     if fn == "wan":
         pipeline = copy.copy(pipeline)
         pipeline.register_modules(scheduler=first_order(pipeline.scheduler))
-        call["num_frames"] = 4 * (x.shape[2] - 1) + 1
 
-    # Guidance, by the pipelines' own names; a number that a network has no input for has no effect.
-    if fn == "flux":
-        call["true_cfg_scale"] = options.true_cfg_scale
-    guidance = options.guidance
-    scale = "true_cfg_scale" if fn == "qwen_image" else "guidance_scale"
-    call[scale] = (3.5 if fn == "flux" else 1.0) if guidance is None else guidance
-    if fn == "z_image":
-        call["cfg_normalization"] = options.cfg_normalization
-    if model.guided and model.negative_prompt is not None and fn != "flux2_klein":
-        call["negative_prompt"] = [model.negative_prompt] * len(prompts)
-    pipeline.set_progress_bar_config(disable=True)
     unit = 16 if fn.startswith("flux2") else 8
     if fn == "wan":
         unit = pipeline.vae_scale_factor_spatial
     height, width = (unit * side for side in x.shape[-2:])
+    # the options by the pipeline's own names
+    given = {name: getattr(options, name) for name in options.__dataclass_fields__}
+    call |= model.facts.arguments(given, height, width)
+    if "negative_prompt" in call:
+        call["negative_prompt"] = [call["negative_prompt"]] * len(prompts)
+    pipeline.set_progress_bar_config(disable=True)
     found = pipeline(
         prompt=[*prompts],  # Z-Image's writes into the list
         num_inference_steps=steps,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinylm import tiny_klein, tiny_qwen_image, tiny_z_image
 from tinywan import tiny_wan
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 from toykit import toy
 
 from flowrl.config.load import Config
@@ -67,3 +70,21 @@ def sizes(config: Config) -> dict[str, int]:
 def phases(found: Estimate) -> dict[str, Phase]:
     """Return the phases of an estimate by name."""
     return {phase.name: phase for phase in found.phases}
+
+
+def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """PyTorch's formula, from shapes."""
+    return sdpa_flop_count(query, key, value)
+
+
+def _attended_back(out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """PyTorch's formula, from shapes."""
+    return sdpa_backward_flop_count(out, query, key, value)
+
+
+ATEN = torch.ops.aten
+OF_THE_CPU = {
+    ATEN._scaled_dot_product_flash_attention_for_cpu: _attended,
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attended_back,
+}
+"""The CPU's attention, which PyTorch's counter has of its own from 2.15 on."""

@@ -18,11 +18,14 @@ from torch import Tensor
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.config.load import load_config
 from flowrl.core.seeds import generator
-from flowrl.doctor.parity import reference
+from flowrl.core.types import Source
 from flowrl.models.by_call.fence import public_run, relative
 from flowrl.models.by_call.model import PROMPTS, PipelineCall, in_unit
 from flowrl.models.by_call.options import check_scheduler
-from flowrl.models.pipeline import ADAPTERS, from_pipeline
+from flowrl.models.facts import adapters
+from flowrl.models.flow_matching import first_order, pack
+from flowrl.models.pipeline import from_pipeline
+from flowrl.models.prompt_encoding import to_pil
 from flowrl.runs.composed import composed
 from flowrl.runs.export.export import export
 from flowrl.runs.folder import read_rows
@@ -65,7 +68,7 @@ def overrides(name: str, folder: Path) -> list[str]:
     over = [f"rewards={{bright: {{fn: brightkit.{kind}}}}}", *SMALL]
     over += [f"image={{height: {SIDE}, width: {SIDE}}}"]
     over += [f"prompts.{use}={_prompts(folder, tiny.options)}" for use in ("train", "test")]
-    if name in ADAPTERS:
+    if name in adapters():
         over += [f"model.frames={frames}"] if frames > 1 else []
         return over + (["model.source_pixels=4096"] if name.startswith("QwenImageEdit") else [])
     options = {"tune": "lora", **tiny.options}
@@ -192,13 +195,10 @@ def _beside_adapter(name: str, ours: Any, before: Any, after: Any) -> dict[str, 
     """Compare the images of an Euler loop with those of the plain pipeline's call."""
     shape = ours.latent_shape(*SIZE)
     x = torch.randn(1, *shape, generator=generator(0, "kit", 0))
-    sources = [(torch.full((3, *SIZE), 0.5),)] if getattr(ours, "most_sources", 0) else []
-    made = []
-    for plain in (before, after):
-        beside = copy.copy(ours)
-        vars(beside)["pipeline"] = lambda plain=plain: plain
-        with torch.no_grad():
-            made.append(reference(beside, x, [PROMPTS[0]], STEPS, SIZE, sources).images)
+    sources: list[Source] = (
+        [(torch.full((3, *SIZE), 0.5),)] if getattr(ours, "most_sources", 0) else []
+    )
+    made = [_called(ours, plain, x, sources) for plain in (before, after)]
     cond = ours.encode_with_sources([PROMPTS[0]], sources) if sources else ours.encode([PROMPTS[0]])
     with torch.no_grad():
         end = sample_ode(
@@ -211,6 +211,29 @@ def _beside_adapter(name: str, ours: Any, before: Any, after: Any) -> dict[str, 
         )
         images = ours.decode(end)
     return {"images": _gap(images, made[1]), "moved": relative(made[1], made[0])}
+
+
+def _called(ours: Any, plain: Any, x: Tensor, sources: list[Source]) -> Tensor:
+    """Call a plain pipeline with a model's options and Euler's steps, from standard normal x -> its
+    images [1,3,H,W], or videos."""
+    pipe = copy.copy(plain)
+    pipe.register_modules(scheduler=first_order(copy.deepcopy(ours.pipeline().scheduler)))
+    given = {name: getattr(ours.options, name) for name in ours.options.__dataclass_fields__}
+    call = ours.facts.arguments(given, *SIZE)
+    if sources:
+        images = to_pil(sources[0])
+        call["image"] = images[0] if len(images) == 1 else images
+    made = pipe(
+        prompt=[PROMPTS[0]],
+        num_inference_steps=STEPS,
+        height=SIZE[0],
+        width=SIZE[1],
+        latents=pack(x) if hasattr(pipe, "_unpack_latents") else x,
+        output_type="pt",
+        **call,
+    )
+    found: Tensor = made.images if hasattr(made, "images") else made.frames
+    return found[:, 0] if found.ndim == 5 and ours.frames == 1 else found
 
 
 def _gap(ours: Tensor, theirs: Tensor) -> float:

@@ -19,8 +19,9 @@ from tinypipelines import SIDE, TINY, small, tiny_pipeline
 
 from flowrl.core.errors import FlowRLError
 from flowrl.models.by_call.options import FLOWS, PipelineCallOptions, check_class
+from flowrl.models.facts import fn_of
 from flowrl.models.options import checked_options
-from flowrl.models.pipeline import ADAPTERS, from_pipeline
+from flowrl.models.pipeline import from_pipeline
 from flowrl.models.unet import COGVIDEO, SCHEDULERS
 
 FILE = ROOT / "assets/results/pipelines.json"
@@ -65,7 +66,7 @@ def _title(name: str) -> str:
 
 def row(name: str) -> Row:
     """Measure a class: how it is served, what may share a call, and what there is to say."""
-    served = f"adapter `{ADAPTERS[name]}`" if name in ADAPTERS else ""
+    served = f"adapter `{fn_of(name)}`" if fn_of(name) else ""
     if name not in TINY:
         reason = why_not(name)
         if reason or not served:

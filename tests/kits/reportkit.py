@@ -21,6 +21,17 @@ def evaluated(iteration: int, mean: float, **tasks: float) -> dict[str, Any]:
     return {**head, "tasks": scores}
 
 
+# the ticks of an axis, as many digits as their distance needs
+TICKS: list[tuple[list[float], str]] = [
+    ([0, 0.5, 1], "0 0.5 1.0"),
+    ([0.995, 1, 1.005], "0.995 1.000 1.005"),
+    ([20000, 20001, 20002], "20000 20001 20002"),
+    ([0, 1e-5, 2e-5], "0 1e-5 2e-5"),
+    ([1e-5, 1.005e-5, 1.01e-5], "1.000e-5 1.005e-5 1.010e-5"),
+    ([100000, 150000, 200000], "1.0e5 1.5e5 2.0e5"),
+    ([-0.2, 0, 0.2], "-0.2 0 0.2"),
+]
+
 BEFORE = evaluated(0, 0.4, colors=0.5, position=0.3)
 AFTER = evaluated(40, 0.7, colors=0.9, position=0.5)
 

@@ -185,7 +185,9 @@ def test_without_noise_edits_are_the_pipelines(
             latents=pack(x),
             output_type="latent",
             **call,
-            **model.pipeline_sources(given),
+            image=torch.stack([one for (one,) in given]),
+            max_area=size[0] * size[1],
+            _auto_resize=False,
         ).images
     assert (theirs - pack(x)).abs().mean() > 1e-3
     torch.testing.assert_close(pack(end), theirs, rtol=0, atol=1e-5)

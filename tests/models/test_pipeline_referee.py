@@ -3,73 +3,24 @@ and gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
-from tinylm import tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
-from tinywan import tiny_wan
+from adapterkit import ADAPTERS, GUIDED, Folders
+from startkit import STARTS, Starts, size_of, sources
 from torch import Tensor
 
+from flowrl.core.abilities import conditioning
 from flowrl.models.by_call.model import PipelineCall
-from flowrl.models.flow_matching import pack
-from flowrl.models.flux import flux
-from flowrl.models.flux2 import flux2
-from flowrl.models.flux2_klein import flux2_klein
-from flowrl.models.pipeline import pipeline
-from flowrl.models.qwen_image import qwen_image
-from flowrl.models.sd3 import sd3
-from flowrl.models.sd15 import sd15
-from flowrl.models.sdxl import sdxl
-from flowrl.models.wan import wan
-from flowrl.models.z_image import z_image
+from flowrl.models.pipeline import own_call
 
 SIZE = (64, 96)
 PROMPTS = ["a red cube", "two green spheres on a table"]
-
-
-def same(x: Tensor) -> Tensor:
-    return x
-
-
-def rows(x: Tensor) -> Tensor:
-    """FLUX.2's tokens [B, h w, C] of latents [B, C, h, w]."""
-    return x.flatten(2).transpose(1, 2)
-
-
-Case = tuple[Callable[..., Path], Callable[..., Any], dict[str, Any], dict[str, Any], Any]
-CASES: dict[str, Case] = {
-    "sd3": (tiny_sd3, sd3, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
-    # these predict noise
-    "sd15": (tiny_sd15, sd15, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
-    "sdxl": (tiny_sdxl, sdxl, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
-    "flux": (tiny_flux, flux, {"guidance": 3.5}, {"call": {"guidance_scale": 3.5}}, pack),
-    "flux2": (tiny_flux2, flux2, {"guidance": 3.5}, {"call": {"guidance_scale": 3.5}}, rows),
-    "flux2_klein": (
-        tiny_klein,
-        flux2_klein,
-        {"guidance": 3.0},
-        {"call": {"guidance_scale": 3.0}},
-        rows,
-    ),
-    "qwen_image": (
-        tiny_qwen_image,
-        qwen_image,
-        {"guidance": 3.0, "negative_prompt": "dull", "max_sequence_length": 64},
-        {"call": {"true_cfg_scale": 3.0, "max_sequence_length": 64}, "negative_prompt": "dull"},
-        pack,
-    ),
-    "z_image": (tiny_z_image, z_image, {"guidance": 3.0}, {"call": {"guidance_scale": 3.0}}, same),
-    "wan": (
-        tiny_wan,
-        wan,
-        {"guidance": 3.0, "frames": 5, "max_sequence_length": 64},
-        {"call": {"guidance_scale": 3.0, "max_sequence_length": 64}, "frames": 5},
-        same,
-    ),
+OPTIONS = GUIDED | {
+    "flux2": {"guidance": 3.5},
+    "qwen_image": {"guidance": 3.0, "negative_prompt": "dull"},
 }
 
 
@@ -77,24 +28,27 @@ def gap(one: Tensor, two: Tensor) -> float:
     return float((one - two).detach().norm() / two.detach().norm().clamp_min(1e-12))
 
 
-@pytest.fixture(scope="module", params=list(CASES))
-def both(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[PipelineCall, Any, Any]:
-    make, adapter, mine, theirs, inner = CASES[request.param]
-    folder = make(tmp_path_factory.mktemp(request.param))
-    by_call = pipeline(path=str(folder), tune="full", **theirs)
-    return by_call, adapter(str(folder), tune="full", **mine), inner
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("pipelines"))
 
 
-def test_the_grids_are_equal(both: tuple[PipelineCall, Any, Any]) -> None:
-    by_call, adapter, _ = both
+@pytest.fixture(scope="module", params=list(ADAPTERS))
+def both(request: pytest.FixtureRequest, folders: Folders) -> tuple[PipelineCall, Any]:
+    """The pipeline's own call, with options that the adapter states, and the adapter."""
+    adapter = folders.load(request.param, tune="full", **OPTIONS[request.param])
+    return own_call(adapter, *SIZE), adapter
+
+
+def test_the_grids_are_equal(both: tuple[PipelineCall, Any]) -> None:
+    by_call, adapter = both
     assert torch.equal(by_call.sigmas(5, *SIZE), adapter.sigmas(5, *SIZE))
 
 
-def test_velocities_and_gradients_are_equal(both: tuple[PipelineCall, Any, Any]) -> None:
+def test_velocities_and_gradients_are_equal(both: tuple[PipelineCall, Any]) -> None:
     """At three levels of the grid, of two prompts of unequal lengths, each once."""
-    by_call, adapter, inner = both
+    by_call, adapter = both
+    inner = by_call.layout(*SIZE).from_latents
     x = torch.randn(2, *adapter.latent_shape(*SIZE), generator=torch.Generator().manual_seed(0))
     sigmas = by_call.sigmas(5, *SIZE)
     for level in sigmas[[0, 2, 4]]:
@@ -110,7 +64,6 @@ def test_velocities_and_gradients_are_equal(both: tuple[PipelineCall, Any, Any])
     other = torch.autograd.grad(
         wanted.square().sum(), [*adapter.trainable().values()], allow_unused=True
     )
-    assert by_call.trainable().keys() == adapter.trainable().keys()
     for one, two in zip(found, other, strict=True):
         assert (one is None) == (two is None)
     length = torch.stack([g.norm() for g in other if g is not None]).norm()
@@ -119,9 +72,10 @@ def test_velocities_and_gradients_are_equal(both: tuple[PipelineCall, Any, Any])
             assert float((one - two).norm()) < 5e-5 * float(length)
 
 
-def test_a_call_has_rows_of_several_levels(both: tuple[PipelineCall, Any, Any]) -> None:
+def test_a_call_has_rows_of_several_levels(both: tuple[PipelineCall, Any]) -> None:
     """Whether they share a call of the pipeline or not."""
-    by_call, adapter, inner = both
+    by_call, adapter = both
+    inner = by_call.layout(*SIZE).from_latents
     x = torch.randn(2, *adapter.latent_shape(*SIZE), generator=torch.Generator().manual_seed(1))
     levels = by_call.sigmas(5, *SIZE)[[1, 3]]
     v = by_call.velocity(inner(x), levels, by_call.encode(PROMPTS))
@@ -129,8 +83,9 @@ def test_a_call_has_rows_of_several_levels(both: tuple[PipelineCall, Any, Any]) 
     assert gap(v, wanted) < 3e-6
 
 
-def test_decoded_images_are_equal(both: tuple[PipelineCall, Any, Any]) -> None:
-    by_call, adapter, inner = both
+def test_decoded_images_are_equal(both: tuple[PipelineCall, Any]) -> None:
+    by_call, adapter = both
+    inner = by_call.layout(*SIZE).from_latents
     x = torch.randn(1, *adapter.latent_shape(*SIZE), generator=torch.Generator().manual_seed(2))
     by_call.latent_shape(*SIZE)
     with torch.no_grad():
@@ -139,7 +94,31 @@ def test_decoded_images_are_equal(both: tuple[PipelineCall, Any, Any]) -> None:
     assert float((images - wanted).abs().max()) < 2e-5
 
 
-def test_the_shape_is_what_the_scheduler_sees(both: tuple[PipelineCall, Any, Any]) -> None:
-    by_call, adapter, inner = both
+def test_the_shape_is_what_the_scheduler_sees(both: tuple[PipelineCall, Any]) -> None:
+    by_call, adapter = both
+    inner = by_call.layout(*SIZE).from_latents
     own = torch.zeros(1, *adapter.latent_shape(*SIZE))
     assert tuple(inner(own).shape[1:]) == by_call.latent_shape(*SIZE)
+
+
+# those of STARTS whose options scale sources as the pipeline does, and put them where it does
+LIKE = ("kontext", "experts", "i2v", "i2v, experts")
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_models_that_start_from_images_and_experts(name: str, tmp_path: Path) -> None:
+    """The velocity of every step and the image, of two prompts with sources of their own."""
+    adapter = Starts(tmp_path).load(name)
+    size = size_of(name)
+    given = sources(name, 2) if STARTS[name].sources else []
+    by_call = own_call(adapter, *size, sources=STARTS[name].sources)
+    sigmas, inner = by_call.sigmas(3, *size), by_call.layout(*size).from_latents
+    assert torch.equal(sigmas, adapter.sigmas(3, *size))
+    x = torch.randn(2, *adapter.latent_shape(*size), generator=torch.Generator().manual_seed(0))
+    conds = [conditioning(one, PROMPTS, given) for one in (by_call, adapter)]
+    with torch.no_grad():
+        for level in sigmas[:-1]:
+            v = by_call.velocity(inner(x), level.expand(2), conds[0])
+            assert gap(v, inner(adapter.velocity(x, level.expand(2), conds[1]))) < 3e-6
+        gaps = by_call.decode(inner(x)) - adapter.decode(x)
+    assert float(gaps.abs().max()) < 2e-5

@@ -27,6 +27,7 @@ from flowrl.cost.meta_run import _inputs, workload_of
 from flowrl.models.flow_matching import pack
 from flowrl.models.flux2 import Flux2, flux2
 from flowrl.models.flux2_klein import Flux2Klein, flux2_klein
+from flowrl.models.prompt_encoding import to_pil
 from flowrl.models.qwen_edit import QwenEdit, qwen_edit
 from flowrl.models.qwen_edit_plus import qwen_edit_plus
 
@@ -121,7 +122,7 @@ def theirs(
             latents=pack(x[row : row + 1]) if edits else x[row : row + 1],
             output_type="latent",
             **call,
-            **model.pipeline_sources(given[row : row + 1]),
+            image=to_pil(given[row]) if len(given[row]) > 1 else to_pil(given[row])[0],
         ).images
         for row, prompt in enumerate(PROMPTS[:2])
     ]

@@ -128,7 +128,7 @@ def images(*shape: int) -> Tensor:
 
 def test_videos_from_an_image_are_the_pipelines(model: Any) -> None:
     """Latents and videos of WanImageToVideoPipeline with one source; each prompt has its own."""
-    assert isinstance(model, WanTI2V) and model.takes_one and model.unlike_pipeline
+    assert isinstance(model, WanTI2V) and model.unlike_pipeline
     assert model.latent_shape(*WIDE) == (12, 2, 2, 4)
     sources, x = images(2, 3, *WIDE), drawn(model, 2, WIDE)
     cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in sources])
@@ -171,7 +171,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     text = load_folder("wan ti2v", tmp_path / "ti2v", lora={"rank": 2})
     with pytest.raises(ModelError, match="multiple"):
         text.latent_shape(32, 48)
-    assert wan_i2v(str(tiny_i2v(tmp_path / "two", experts=True)), **SMALL).takes_one
+    assert wan_i2v(str(tiny_i2v(tmp_path / "two", experts=True)), **SMALL).frames == SMALL["frames"]
 
 
 def renamed(folder: Path, change: Callable[[str], str]) -> Path:

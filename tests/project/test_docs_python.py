@@ -20,7 +20,8 @@ from flowrl.config.load import Config
 
 EXAMPLES = sorted((ROOT / "docs/examples").iterdir())
 CALLS = ("train", "Trainer", "evaluate", "compare", "tune", "estimate", "doctor")
-SHARED = {"model", "prompts", "test_prompts", "rewards", "overrides", "plugins", "sections"}
+SHARED = {"model", "prompts", "test_prompts", "rewards", "overrides", "plugins", "callbacks"}
+SHARED |= {"profile", "track", "sections"}
 OURS = "flowrl."  # how a call of ours begins in a text
 
 # of TRL 0.14, trl/trainer/ddpo_config.py at 0a49bca, and what it has of TrainingArguments
@@ -118,10 +119,10 @@ def test_all_calls_take_the_same_arguments() -> None:
     (line,) = (text for text in prose(page).splitlines() if "take the same arguments" in text)
     assert tuple(spans(line)) == CALLS
     told = {name for row in rows(page, "argument") for name in spans(row[0])}
-    assert told == {"config", *SHARED, "callbacks", "track"} - {"sections"}
+    assert told == {"config", *SHARED} - {"sections"}
     for name in CALLS:
         parameters = inspect.signature(getattr(flowrl, name)).parameters
-        assert {*parameters} >= SHARED | ({"callbacks"} if name != "evaluate" else set()), name
+        assert {*parameters} >= SHARED, name
         assert next(iter(parameters)) == ("configs" if name == "compare" else "config")
 
 
@@ -159,7 +160,7 @@ def test_each_line_from_trl(theirs: str, ours: str) -> None:
     model = sections.pop("model", None)
     if model is not None:
         sections["model"] = model
-    config = config_of("sd15/ddpo", sections=sections)
+    config = config_of("sd15/ddpo", **sections)
     assert isinstance(config, Config)
     for section, values in sections.items():
         now = config.to_dict()[section]

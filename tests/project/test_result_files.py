@@ -147,7 +147,9 @@ ELSEWHERE = {
     "gains-outcomes": "test_again.py",
     "estimates": "tests/cost/test_estimate_table.py",
     "profiles": "tests/cost/test_fit_card.py",
+    "first-gpu-run": "test_first_gpu_run.py, a row of which is counted again",
     "published-code": "test_published_code.py",
+    "pairs": "tests/runs/test_every_pair.py",
     "performance-queue": "measurements, of which the file says nothing else",
 }
 """File without a kind -> what holds its numbers."""

@@ -1,4 +1,4 @@
-"""Every method on every model of configs/models: each pair binds and its plan is rehearsed, or it
+"""Every method on every model that has an adapter: each pair binds and its plan is rehearsed, or it
 is refused in one message, and pairs drawn by a seed train one iteration on tiny weights.
 
 ``FLOWRL_PAIRS=150`` trains so many pairs instead of `DRAWN`.
@@ -12,7 +12,6 @@ from itertools import chain
 import pytest
 from scriptkit import module_of
 
-from flowrl.core.shipped_files import list_models
 from flowrl.runs.catalogue import load_methods
 
 pytestmark = pytest.mark.integration
@@ -20,7 +19,7 @@ DRAWN = 3
 pairs = module_of("results", "pairs")
 
 
-@pytest.mark.parametrize("model", list_models())
+@pytest.mark.parametrize("model", pairs.models())
 def test_each_method_on_a_model(model: str) -> None:
     """What came of each pair is what the matrix of docs/methods.md says; what is refused says so in
     one line. `python scripts/results/pairs.py` writes it anew."""
@@ -33,7 +32,7 @@ def test_nearly_all_pairs_can_be_trained() -> None:
     fits = {}
     for model, one in pairs.read().items():
         fits[model] = [method for method, said in one.items() if not said.startswith("refused")]
-    assert min(map(len, fits.values())) >= 55
+    assert min(map(len, fits.values())) >= 50
     somewhere = {*chain(*fits.values())}
     assert {method.slug for method in load_methods()} - somewhere == {
         "refl",

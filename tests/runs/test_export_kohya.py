@@ -30,8 +30,7 @@ from diffusers.utils import convert_unet_state_dict_to_peft
 from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
-from flowrl.cost.architecture import Architecture, build
-from flowrl.cost.released_models import RELEASED
+from flowrl.cost.architecture import Architecture, build, released_parts
 from flowrl.models.files.lora_names import Layer, find_place
 from flowrl.runs.export.kohya import fuse, kohya_weights
 
@@ -58,7 +57,7 @@ RELEASED_AS = {
 def released(name: str) -> nn.Module:
     """Return a released network by its published config, without weights."""
     path, part = RELEASED_AS[name]
-    return build(Architecture(path, RELEASED[path], known=True), part)
+    return build(Architecture(path, released_parts(path), known=True), part)
 
 
 def linear(network: nn.Module) -> list[str]:

@@ -34,6 +34,8 @@ def test_a_gain_of_right_images_is_told_in_points() -> None:
     low, high = (f"{100 * end:.1f}".rstrip("0").rstrip(".") for end in found.interval)
     sentence = f"red gains {low} to {high} points (95 % interval, 200 images of 200 test prompts)"
     assert found.sentence == sentence and repr(found) == f"Gain({sentence})"
+    half = f"{50 * (found.interval[1] - found.interval[0]):.1f}".rstrip("0").rstrip(".")
+    assert found.short == f"+30±{half} points"
     # the other way round
     lost = gain_of([row(0, [1.0] * 60 + [0.0] * 140), row(8, [0.0] * 200)])
     assert lost and lost.sentence == sentence.replace("gains", "loses")

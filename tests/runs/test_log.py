@@ -148,6 +148,27 @@ def test_plain_progress_lines(
     assert "  [eval" in err and "rollout" in err
 
 
+def test_the_time_left_has_the_evaluations_to_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iterations of 2 s, evaluations of 10 s after each second one of five and at the end: after
+    the first are left 4 x 2 s and those after 2, 4 and 5; after the second, whose evaluation is
+    due, 3 x 2 s and as many. Samples never come again but at the end."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    every = {"eval": 2, "samples": 0}
+    with RunLogger(tmp_path, tensorboard=False, total=5, every=every) as logger:
+        for iteration, phases in enumerate(
+            ({"eval": 10, "samples": 3, "rollout": 2}, {"rollout": 2})
+        ):
+            for name, seconds in phases.items():
+                with logger.phase(name):
+                    clock[0] += seconds
+            logger.log(iteration, {"reward": 0.25}, images=8)
+    left = re.findall(r"ETA (\S+)", capsys.readouterr().err)
+    assert left == ["0:00:41", "0:00:39"]
+
+
 def test_one_long_wait_does_not_change_the_time_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,17 +278,20 @@ def test_a_log_file_hears_every_thirty_seconds_how_far_a_phase_is(
 def test_eighty_columns_have_the_time_left_and_the_speed_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the reward, of a run of 20,000 iterations, too."""
+    """Then the reward, of a run of 20,000 iterations, too, and what is gained so far."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (80, 24))
     metrics = {"reward": 0.53125, "accuracy": 0.5, "ratio": 1.0, "approx_kl": 0.001}
-    with RunLogger(tmp_path, tensorboard=False, total=20_000) as logger:
-        with logger.phase("rollout"):
-            pass
-        logger.log(12_344, metrics, images=8)
-    shown = max(capsys.readouterr().err.split("\r"), key=lambda line: "img/s" in line)
-    assert re.search(r"ETA \d+:\d\d:\d\d  \S+ img/s  reward 0.53", shown), shown
+    for total, told in ((20_000, r"  reward 0\.53"), (63, r"  reward 0\.5312  gain \+12\.3±7\.1")):
+        with RunLogger(tmp_path / f"{total}", tensorboard=False, total=total) as logger:
+            logger.gained("+12.3±7.1 points")
+            with logger.phase("rollout"):
+                pass
+            logger.log(total - 40, metrics, images=8)
+        shown = max(capsys.readouterr().err.split("\r"), key=lambda line: "img/s" in line)
+        assert re.search(rf"ETA \d+:\d\d:\d\d  \S+ img/s{told}", shown), shown
+        assert len(shown.rstrip()) <= 80
 
 
 def test_a_run_says_how_far_its_iterations_are(
@@ -275,7 +299,7 @@ def test_a_run_says_how_far_its_iterations_are(
 ) -> None:
     """2 prompts of 4 images in two turns of 4 steps each; 4 leaves a turn are decoded two at a
     time; two rewards answer in two turns, one after the other; 24 decisions in calls of 8 states
-    are trained by 2 updates of 12; 6 held-out prompts are judged two at a time."""
+    are trained by 2 updates of 12; 6 held-out prompts of 2 images are judged two at a time."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(log_module, "PAUSE", -1.0)
     more = ("train.parts=2", "train.overlap=false", "train.rollout_batch=2", "eval.batch=4")
@@ -286,7 +310,7 @@ def test_a_run_says_how_far_its_iterations_are(
         "decode": ["2/4", "4/4"],
         "reward": [f"{k}/4" for k in range(1, 5)],
         "train": ["8/24", "12/24", "20/24", "24/24"],
-        "eval": ["2/6", "4/6", "6/6"],
+        "eval": ["4/12 images", "8/12 images", "12/12 images"],
     }.items():
         for count in counts:
             assert f"{phase} {count}" in said, (phase, count)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
-from flowrl.cost.architecture import NETWORK
-from flowrl.models.tiny import TINY, save_tiny, tiny_name
+from flowrl.models.facts import adapters
+from flowrl.models.tiny import save_tiny, tinies
 from flowrl.runs.rehearse import rehearse
 
 pytestmark = pytest.mark.integration
@@ -24,10 +24,10 @@ CONFIGS = {
 
 
 def test_every_adapter_has_a_tiny_pipeline() -> None:
-    assert [fn for fn in NETWORK if tiny_name(fn, {}) not in TINY] == []
+    assert [name for name, make in adapters().items() if not make.facts.tiny] == []  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", tinies())
 def test_a_tiny_pipeline_is_the_same_for_the_same_seed(name: str, tmp_path: Path) -> None:
     """Byte for byte in its network, and another one for another seed."""
     made = [save_tiny(name, tmp_path / f"{n}", seed=seed) for n, seed in enumerate((3, 3, 4))]

@@ -13,13 +13,13 @@ import pytest
 from gridkit import box
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from reportkit import BEFORE, evaluated, lines, make_run
+from reportkit import BEFORE, TICKS, evaluated, lines, make_run
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.runs.folder import read_rows
 from flowrl.runs.report.columns import Series
-from flowrl.runs.report.curves import _mean, _smooth, compare_curves, curves
-from flowrl.runs.report.page import before_after_table, html_report
+from flowrl.runs.report.curves import _mean, _smooth, compare_curves, curves, tick_texts
+from flowrl.runs.report.page import before_after_table, html_report, story
 from flowrl.runs.report.samples import run_grid
 
 
@@ -98,6 +98,20 @@ def test_curves_that_cannot_move_are_left_out(run: Path, *, spread: float, drawn
     titles = set(panels(curves(run)))
     ratio = {"Policy change per iteration", "Spread of the likelihood ratio"}
     assert (ratio <= titles, bool(ratio & titles)) == (drawn, drawn)
+
+
+def test_one_task_has_one_entry_of_the_legend(run: Path) -> None:
+    """It is all images: drawn and named once, in the picture and on the page."""
+    lines(run / "eval.jsonl", [evaluated(0, 0.4, dots=0.4), evaluated(40, 0.7, dots=0.7)])
+    (held,) = (axes for title, axes in panels(curves(run)).items() if title == "Held-out prompts")
+    assert [text.get_text() for text in held.texts] == ["dots"] and len(held.get_lines()) == 1
+    (panel,) = (one for one in story(run)["panels"] if one["title"].startswith("Held-out"))
+    assert [line["name"] for line in panel["lines"]] == ["all"]
+
+
+@pytest.mark.parametrize(("values", "texts"), TICKS)
+def test_ticks_go_by_the_span_of_the_axis(values: list[float], texts: str) -> None:
+    assert tick_texts(values) == texts.split()
 
 
 def test_end_labels_do_not_overlap(run: Path) -> None:

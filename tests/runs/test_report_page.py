@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 from browserkit import Visit, browser
-from reportkit import lines, make_run
+from reportkit import TICKS, lines, make_run
 from starlette.testclient import TestClient
 
 from flowrl.config.load import flat
@@ -23,7 +23,7 @@ from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import save_strip
 from flowrl.runs.report import samples
 from flowrl.runs.report.columns import BANDS, Series, thinned
-from flowrl.runs.report.page import html_report, story
+from flowrl.runs.report.page import html_report, source, story
 from flowrl.runs.view.app import make_app
 
 DOCTOR: dict[str, Any] = {
@@ -237,3 +237,13 @@ def test_the_page_in_a_browser(
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == "rgb(22, 24, 28)"  # --paper of the dark
     assert visit.said == [] and visit.elsewhere(file.as_uri()) == []
+
+
+@pytest.mark.integration
+def test_ticks_of_the_page_go_by_the_span(chromium: Any) -> None:
+    """As those of the picture do."""
+    page = Visit(chromium).page
+    page.set_content("<main></main>")
+    page.add_script_tag(content=source("elements.js") + source("charts.js"))
+    for values, texts in TICKS:
+        assert page.evaluate("values => tickTexts(values)", values) == texts.split()

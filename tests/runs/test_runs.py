@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import warnings
@@ -17,6 +18,7 @@ from runkit import config_for, rows
 from torch import Tensor
 from toykit import toy
 
+from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import CheckpointError, ConfigError, DataError, RunError
 from flowrl.core.types import Cond
@@ -140,8 +142,30 @@ def test_a_torn_newest_checkpoint_falls_back(
         train(config_for(home), run, resume=True)
     said = " ".join(capsys.readouterr().err.split())
     assert "all 4 iterations were done before, so nothing is trained" in said
-    assert f"go on with: flowrl train --resume '{run}' --plugin toykit" in said
+    longer = f"flowrl train --resume '{run}' --plugin toykit train.iterations=8"
+    assert f"train on: {longer} the change of red" in said
     assert_same_run(run, home / "whole")
+
+
+def test_the_last_lines_name_the_command_that_trains_on(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It works as it stands, and trains as a run that was meant to be so long."""
+    run = tmp_path / "a run"
+    train(config_for(home, "train.iterations=2"), run)
+    *_, last, verdict = capsys.readouterr().err.splitlines()
+    assert verdict == json.loads((run / "summary.json").read_text())["verdict"]
+    words = shlex.split(last.removeprefix("train on: "))
+    assert last.startswith("train on: flowrl train --resume ") and words[-1] == "train.iterations=4"
+    assert main([*words[1:], "--quiet"]) == 0
+    for pattern in ("metrics.jsonl", "config.yaml", "checkpoints/000004/*.safetensors"):
+        for file in (home / "whole").glob(pattern):
+            assert (run / file.relative_to(home / "whole")).read_bytes() == file.read_bytes()
+    # of what a program handed over the call is named
+    functions = {"red": lambda images, prompts: images.mean((1, 2, 3))}
+    train(config_for(home, "train.iterations=1"), tmp_path / "mine", rewards=functions)
+    (last,) = (line for line in capsys.readouterr().err.splitlines() if "train on:" in line)
+    assert last.endswith("rewards={'red': ...}).resume(train={'iterations': 2})")
 
 
 def test_a_crash_leaves_the_last_checkpoint(

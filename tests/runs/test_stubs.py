@@ -18,27 +18,33 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", STUBS)
-def test_the_test_of_a_stub_passes_and_its_command_trains(kind: str, tmp_path: Path) -> None:
-    """In a process of its own, from the stub's folder, as a user would."""
-    made = write_stub(kind, f"my_{kind}", tmp_path)
-    assert all(file.exists() for file in made.files)
+def test_the_tests_of_stubs_pass_and_their_commands_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the stubs' folder, as a user would: the tests in a process of their own."""
+    made = [write_stub(kind, f"my_{kind}", tmp_path) for kind in STUBS]
+    assert all(file.exists() for one in made for file in one.files)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *made.test[1:]]
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run += [word for one in made for word in one.test[1:]]
     done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
-    again = [sys.executable, "-m", "flowrl", *made.train[1:], "--rehearse", "--json", "-"]
-    done = subprocess.run(again, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["summary"]["iterations"] == 1
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{2 * len(STUBS)} passed" in done.stdout
+    # the commands
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for one in made:
+        assert main([*one.train[1:], "--rehearse", "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["summary"]["iterations"] == 1
 
 
-@pytest.mark.parametrize("kind", STUBS)
-def test_a_stub_keeps_the_rules_of_style(kind: str, tmp_path: Path) -> None:
-    write_stub(kind, "mine", tmp_path)
+def test_stubs_keep_the_rules_of_style(tmp_path: Path) -> None:
+    for kind in STUBS:
+        write_stub(kind, f"own_{kind}", tmp_path)
+    own = ", ".join(f'"own_{kind}"' for kind in STUBS)
     (tmp_path / "ruff.toml").write_text(
         'line-length = 100\nlint.select = ["E", "F", "I", "UP", "B", "SIM"]\n'
-        'lint.isort.known-first-party = ["mine"]\nlint.isort.known-third-party = ["flowrl"]\n'
+        f'lint.isort.known-first-party = [{own}]\nlint.isort.known-third-party = ["flowrl"]\n'
     )
     for words in (["check"], ["format", "--check"]):
         done = subprocess.run(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flowrl.core.errors import ConfigError
-from flowrl.runs import log as log_module
+from flowrl.runs import trackers as tracker_module
 from flowrl.runs.log import RunLogger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +26,9 @@ import sys
 import torch
 from pathlib import Path
 from flowrl.runs.log import RunLogger
-from flowrl.runs.log import check_trackers
+from flowrl.runs.trackers import trackers_given
 name, folder = sys.argv[1:]
-check_trackers([name])
+trackers_given([name])
 options = dict(tensorboard=False, quiet=True, config={"seed": 3})
 with RunLogger(Path(folder), track=[name], **options) as log:
     [tracker] = log._trackers
@@ -102,9 +102,9 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
         if at == 1:
             raise ConnectionError("no answer")
 
-    opened = log_module.Open(refuse, lambda levels: levels, lambda: told.append("closed"))
-    monkeypatch.setitem(log_module.TRACKERS, "wandb", lambda run, config: opened)
-    monkeypatch.setitem(log_module.TRACKERS, "trackio", lambda run, config: 1 / 0)
+    opened = tracker_module.Open(refuse, lambda levels: levels, lambda: told.append("closed"))
+    monkeypatch.setitem(tracker_module.TRACKERS, "wandb", lambda run, config: opened)
+    monkeypatch.setitem(tracker_module.TRACKERS, "trackio", lambda run, config: 1 / 0)
     with RunLogger(tmp_path, tensorboard=False, track=["wandb", "trackio"]) as log:
         for iteration in range(4):
             log.log(iteration, {"reward": 1.0})
@@ -115,7 +115,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
 
 def test_what_cannot_be_tracked_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="track: .*wandb"):
-        log_module.check_trackers(["wandbb"])
+        tracker_module.trackers_given(["wandbb"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install -e "\.\[swanlab\]" in a checkout'):
-        log_module.check_trackers(["swanlab"])
+        tracker_module.trackers_given(["swanlab"])

@@ -260,6 +260,74 @@ def test_votes_are_scored_and_train_offline(client: TestClient, home: Path) -> N
     check_pairs(load_prompts(done.file))
 
 
+def test_a_link_opens_the_vote_and_nothing_else(home: Path) -> None:
+    """Also on a server that asks all others for a token; until it is taken back."""
+    box, token = home / "votes", b"correct horse"
+    guarded = TestClient(make_app(home, box, token), base_url="http://box")
+    viewer = {"Authorization": f"Bearer {token.decode()}"}
+    assert guarded.post("/api/link", json=SIDES).status_code == 401
+    wrong = {"one": "a@0", "two": "gone@0"}
+    assert guarded.post("/api/link", json=wrong, headers=viewer).status_code == 422
+    made = guarded.post("/api/link", json=SIDES, headers=viewer).json()
+    assert made == guarded.post("/api/link", json=SIDES, headers=viewer).json()
+    assert (box / "links.json").stat().st_mode & 0o077 == 0
+    # whoever has it votes, by any name of the machine, also on a server that began anew
+    path = made["path"]
+    client = TestClient(make_app(home, box), base_url="http://a.tunnel")
+    assert client.get("/").status_code == 403
+    page = client.get(path)
+    assert page.status_code == 200 and "/api/runs" not in page.text and ">runs<" not in page.text
+    assert f"{path}/files/vote.js" in page.text
+    ballot = client.post(f"{path}/api/ballot", json={"voter": VOTER})
+    assert ballot.json()["of"] == 2 and "a@" not in ballot.text
+    side = {"ballot": ballot.json()["ballot"], "side": "left"}
+    assert client.get(f"{path}/api/side", params=side).status_code == 200
+    body = {"ballot": side["ballot"], "choice": "left", "voter": VOTER}
+    assert client.post(f"{path}/api/vote", json=body).status_code == 200
+    (vote,) = read_votes(box)
+    assert {vote["name_0"], vote["name_1"]} == {"a@0", "a@40"} and len(vote["link"]) == 8
+    # and nothing else: no other pair, no page, no result, no further link
+    chosen = {"voter": VOTER, "one": "a@0", "two": "a@20"}
+    assert client.post(f"{path}/api/ballot", json=chosen).status_code == 400
+    for other in ("scores", "runs", "story", "samples", "image", "thumbnail", "link"):
+        assert client.get(f"{path}/api/{other}").status_code == 404
+        assert client.post(f"{path}/api/{other}", json={}).status_code == 404
+    for other in (f"{path}x", "/v/", "/v/../api/runs", f"{path}/files/links.json"):
+        assert client.get(other).status_code in (403, 404), other
+    bearer = {"Authorization": f"Bearer {made['token']}"}
+    assert guarded.get("/api/runs", headers=bearer).status_code == 401
+    assert guarded.get(f"/?token={made['token']}").status_code == 401
+    for headers in FOREIGN:
+        answer = client.post(f"{path}/api/ballot", json={"voter": VOTER}, headers=headers)
+        assert answer.status_code == 403, headers
+    here = TestClient(make_app(home, box), base_url="http://localhost")
+    assert here.post("/api/link", json={"take_back": made["token"]}).json()["taken_back"]
+    assert client.get(path).status_code == 404
+    assert client.post(f"{path}/api/ballot", json={"voter": VOTER}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [("a@0", "expected RUN@N,RUN@N or waiting"), ("a@0,b@1", "there is no run 'b'")],
+)
+def test_a_link_of_the_command(
+    about: str,
+    said: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    line = ["view", str(home), "--port", "0", "--vote-link"]
+    assert main([*line, about]) == 2 and said in capsys.readouterr().err
+    for right in ("a@0,a@40", "waiting"):
+        assert main([*line, right]) == 0
+        _, sent = capsys.readouterr().out.splitlines()
+        assert sent.startswith("to send, for votes and nothing else: http://127.0.0.1:")
+        client = TestClient(make_app(home, home / "votes"), base_url="http://localhost")
+        assert client.get(f"/v/{sent.rpartition('/')[2]}").status_code == 200
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with browser() as started:
@@ -327,3 +395,29 @@ def test_the_vote_in_two_browsers(chromium: Any, home: Path) -> None:
         assert read_votes(home / "votes")[-1]["label_0"] == 0
         for visit in visits:
             assert visit.said == [] and visit.elsewhere(url) == []
+
+
+@pytest.mark.integration
+def test_a_link_in_a_browser(chromium: Any, home: Path) -> None:
+    """One makes it, the other opens it on a phone, votes by touch, and finds it taken back."""
+    with served(make_app(home, home / "votes")) as url:
+        owner = Visit(chromium)
+        owner.page.goto(f"{url}/vote?one=a@0&two=a@40")
+        owner.page.locator("#send").click()
+        link = owner.page.locator("#address").input_value()
+        assert link.startswith(f"{url}/v/")
+        phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
+        voter = Visit(chromium, color_scheme="dark", **phone)
+        voter.page.goto(link)
+        for left in (2, 1):
+            voter.page.get_by_text(f"{left} left of 2").wait_for()
+            voter.page.locator("#left").tap()
+        voter.page.get_by_text("You have voted on all 2").wait_for()
+        assert voter.page.locator("nav a, select, #result").count() == 0
+        assert voter.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert all(asked.startswith(link) for asked in voter.asked)
+        assert Counter(vote["label_0"] for vote in read_votes(home / "votes")) == {1: 2}
+        owner.page.get_by_text("take it back").click()
+        owner.page.get_by_text("opens nothing any more").wait_for()
+        assert owner.said == [] and voter.said == []
+        assert voter.page.goto(link).status == 404

@@ -124,9 +124,11 @@ def fence(
     )
 
 
-def public_run(model: PipelineCall, asked: Asked, grid: Grid) -> Public:
-    """Run the public ``__call__`` from noise, and note what its scheduler is handed. Raise
-    ModelError if it fails."""
+def public_run(
+    model: PipelineCall, asked: Asked, grid: Grid, *, start: Tensor | None = None
+) -> Public:
+    """Run the public ``__call__`` from noise, or from ``start`` [1, *], and note what its scheduler
+    is handed. Raise ModelError if it fails."""
     made = Public([], [], [], None)
     layout = grid.layout
     twin = model.twin()
@@ -145,7 +147,7 @@ def public_run(model: PipelineCall, asked: Asked, grid: Grid) -> Public:
     vars(twin)["scheduler"] = scheduler
     steps = len(grid.times)
     given = model.arguments([asked], layout, steps)
-    x = noise(layout).to(model.device)
+    x = (noise(layout) if start is None else start).to(model.device)
     with model.reading(twin), handed(twin, layout, x) as entry:
         try:
             images = type(twin).__call__(twin, **given, **entry)[0]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ModelError
+from flowrl.models.flow_matching import pack
 
 DIGIT = 128  # whole numbers below it are exact in every dtype
 
@@ -40,6 +41,18 @@ class Layout(NamedTuple):
             return x
         rows = x.flatten(1)[:, self.order.to(x.device)]
         return rows.unflatten(1, self.entry)
+
+    def from_entry(self, x: Tensor) -> Tensor:
+        """Return what the pipeline takes, x [B, *entry], as `step` sees it: the inverse."""
+        if self.order is None:
+            return x
+        return x.flatten(1)[:, self.order.argsort().to(x.device)].unflatten(1, self.inner)
+
+    def from_latents(self, x: Tensor) -> Tensor:
+        """Return latents [B, *] of the class's adapter as `step` sees them."""
+        if tuple(x.shape[1:]) == self.inner:
+            return x
+        return self.from_entry(x if tuple(x.shape[1:]) == self.entry else pack(x))
 
 
 @contextmanager

@@ -613,10 +613,6 @@ class EditingPipelineCall(PipelineCall):
         pairs = zip(prompts, sources, strict=True)
         return self._encoded([Asked(prompt, source) for prompt, source in pairs])
 
-    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
-        """Return what diffusers' pipeline is called with; all prompts have the first's source."""
-        return self._shown(sources[0])
-
 
 def _first_step(real: Any) -> Any:
     """Return a scheduler that sets its own times, and ends the call at the first step."""

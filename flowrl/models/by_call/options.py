@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError, ModelError, unknown
+from flowrl.models.facts import CALL, NEUTRAL, Facts
 from flowrl.models.options import STRICT, PipelineOptions
 from flowrl.models.unet import COGVIDEO, SCHEDULERS
 
@@ -162,8 +163,19 @@ class PipelineCallOptions(PipelineOptions):
         return self
 
 
+class CallFacts(Facts):
+    """What is known of any pipeline that is asked by its own call."""
+
+    call = CALL | {"frames": "num_frames"}
+    neutral = NEUTRAL | {"negative_prompt": None, "frames": 1}
+
+    def arguments(self, given: Mapping[str, Any], height: int, width: int) -> dict[str, Any]:
+        """Return what the pipeline is called with: also what the config says of its call."""
+        return super().arguments(given, height, width) | (given.get("call") or {})
+
+
 def _plain(value: Any) -> bool:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return all(isinstance(one, int | float | str) for one in value)
     return value is None or isinstance(value, bool | int | float | str)
 

@@ -66,6 +66,7 @@ class Comparison(NamedTuple):
     plugins: tuple[str, ...] = ()
     processes: int = 1  # runs at the same time
     given: Mapping[str, Config] = MappingProxyType({})  # configs of a program, by name
+    track: tuple[str, ...] = ()  # trackers that are told each run
 
     def load(self, name: str, *more: str) -> Config:
         """Load one of the configs with the comparison's overrides and more."""
@@ -133,7 +134,8 @@ class _Runs:
                     continue
                 own = (*what.overrides, f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
                 config_of_run = what.given.get(name, name)
-                runs.append(Asked(config_of_run, own, what.plugins, what.budgets, place, name))
+                asked = Asked(config_of_run, own, what.plugins, what.budgets, place, name)
+                runs.append(asked._replace(track=what.track))
         return runs
 
     def keep(self, run: Asked) -> None:
@@ -192,6 +194,7 @@ class _Runs:
         if fresh:
             self.left.start(size)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
+        options["track"] = self.what.track
         if fresh and budgets.counted == "cost":
             options["prices"] = prices_of(config, folder.parent)
         found = spend(config, folder, budgets, stop=self.stop, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -84,10 +84,12 @@ def spend(
     minutes_left: MinutesLeft | None = None,
     prices: Prices | None = None,
     judged: Judged | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train until both budgets are used up -> the result, also in ``result.json``; one that is
     there is returned. `prices` are for `Budgets.counted` ``cost``; `judged` is told each row of
-    ``eval.jsonl``, also those that are there, and ends the run by what it raises.
+    ``eval.jsonl``, also those that are there, and ends the run by what it raises. `track` names
+    experiment trackers.
 
     Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
     with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed or left
@@ -114,6 +116,7 @@ def spend(
             **BUDGET_COLUMNS,
         }
         options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
+        options |= {"track": track, "config": config.to_dict()}
         with RunLogger(folder, trainer.iteration, **options) as log:
             trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
@@ -310,6 +313,7 @@ class _BudgetedRun:
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
         write_evals(self.folder, [*read_rows(self.folder, EVALS), row])
+        self.log.evaluated(row)
         name = self.trainer.config.headline
         self.log.say(
             f"held out after {now.nfe:g} NFE, {now.seconds:.1f} s: {name} {found[name]:.3f}"

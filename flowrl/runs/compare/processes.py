@@ -61,6 +61,7 @@ class Asked(NamedTuple):
     folder: Path
     label: str = ""  # what the config is called
     judged: Judged | None = None  # is told each evaluation, as `spend` has it; pickled
+    track: tuple[str, ...] = ()  # trackers that are told the run
 
 
 class Told(NamedTuple):
@@ -210,7 +211,8 @@ def _spend(run: Asked, wish: Wish) -> None:
     config = load_config(run.config, list(run.overrides), run.plugins)
     if wish.asked:
         raise Interrupted("stopped before it began")
-    spend(config, run.folder, run.budgets, stop=wish, quiet=True, judged=run.judged)
+    options: dict[str, Any] = {"quiet": True, "judged": run.judged, "track": run.track}
+    spend(config, run.folder, run.budgets, stop=wish, **options)
 
 
 def _ignored(*_: object) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
+from flowrl.core.shipped_files import list_configs
 from flowrl.evaluation.crossed_errors import (
     Error,
     Groups,
@@ -34,8 +35,6 @@ POOLED_FROM = 0.25
 FEW = 2  # degrees of freedom below which an interval says more of their number than of the score
 WIDE = 0.1  # half an interval that tells something, of scores between 0 and 1
 MOST_SEEDS = 100  # that are asked for
-# of shipped configs, the first part of their names
-FOLDERS = {"shapes", "sd3", "flux", "sd15", "qwen_image", "z_image", "flux2", "flux2_klein"}
 RESAMPLES = 2000
 Result = dict[str, Any]
 
@@ -433,6 +432,7 @@ def labels(names: Sequence[str]) -> dict[str, str]:
     """Shorten names by the folder of shipped configs that all of them begin with: what else they
     share is part of a method's name."""
     heads = {name.partition("-")[0] for name in names}
-    if len(names) < 2 or len(heads) > 1 or not heads <= FOLDERS:
+    folders = {name.partition("/")[0] for name in list_configs() if "/" in name}
+    if len(names) < 2 or len(heads) > 1 or not heads <= folders:
         return {name: name for name in names}
     return {name: name.partition("-")[2] or name for name in names}

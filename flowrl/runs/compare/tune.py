@@ -88,6 +88,7 @@ class Tuning(NamedTuple):
     plugins: tuple[str, ...] = ()
     processes: int = 1  # runs at the same time
     given: Config | None = None  # the config, where a program handed it over
+    track: tuple[str, ...] = ()  # trackers that are told each run
 
     def load(self, changes: Sequence[str] = (), *more: str) -> Config:
         """Load the config with the changes of a trial."""
@@ -463,7 +464,8 @@ class _Search:
             place = what.folder(changes, seed)
             check_same_run(place, what.load(changes, f"seed={seed}"), what.budgets)
             config = what.given or what.config
-            runs.append(Asked(config, own, what.plugins, what.budgets, place, what.config))
+            asked = Asked(config, own, what.plugins, what.budgets, place, what.config)
+            runs.append(asked._replace(track=what.track))
         return runs
 
     def _spend(self, run: Asked, watch: _Watch | None = None) -> Result:
@@ -475,7 +477,7 @@ class _Search:
             self.left.start(1.0)
         config = load_config(run.config, list(run.overrides), run.plugins)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
-        options |= {"prices": self.prices, "judged": watch}
+        options |= {"prices": self.prices, "judged": watch, "track": run.track}
         found = spend(config, run.folder, run.budgets, stop=self.stop, **options)
         if new:
             self.left.finish()

@@ -26,11 +26,11 @@ from flowrl.core.devices import DTYPES, check_wide, kinds_of, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import read_json, replacing
 from flowrl.core.types import FlowModel
+from flowrl.models.facts import modelspec_of
 from flowrl.models.files.lora_names import Layer
 from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
 from flowrl.models.files.weights import weight_files
 from flowrl.models.options import pick_dtype
-from flowrl.models.wan import Experts
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import kohya_weights
 from flowrl.runs.export.usage import CardFacts, low_noise
@@ -38,7 +38,7 @@ from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open_run import OpenedRun, Which, load_run, run_of
 
 NETWORKS = ("transformer", "unet")  # the part of a pipeline that is trained
-SECOND = "transformer_2"  # and the other one, of Wan 2.2
+SECOND = "transformer_2"  # and another expert
 ADAPTER = "default"  # the name that peft gives the adapter
 
 
@@ -70,7 +70,7 @@ class TrainedPart(NamedTuple):
     base: str  # the hub id of the base model, "" if it was a local folder
     name: str  # of the run
     dtype: torch.dtype | None
-    second: TrainedPart | None = None  # the other expert of Wan 2.2
+    second: TrainedPart | None = None  # the other expert
 
     @property
     def scale(self) -> float:
@@ -100,7 +100,7 @@ def trained_part(
             "export: there is nothing to export, the model has no trained weights (tune: none)"
         )
     values = {key: value.detach().cpu() for key, value in params.items()}
-    if not isinstance(getattr(model, "network", None), Experts):
+    if not hasattr(getattr(model, "network", None), SECOND):
         return _part(pipeline, network, values, name, dtype)
     second = _part(pipeline, SECOND, _under(SECOND, values), name, dtype)
     first = _part(pipeline, network, _under(network, values), name, dtype)
@@ -206,27 +206,13 @@ def export(
         )
 
 
-# what the metadata of files on hubs and in ComfyUI call a network; of UNets by what they read
-ARCHITECTURES = {
-    "SD3Transformer2DModel": "stable-diffusion-3",
-    "FluxTransformer2DModel": "flux-1-dev",
-    "Flux2Transformer2DModel": "flux-2",
-    "QwenImageTransformer2DModel": "qwen-image",
-    "ZImageTransformer2DModel": "z-image",
-    "WanTransformer3DModel": "wan",
-}
-
-
 def modelspec(
     trained: TrainedPart, *, code: str = "diffusers", whole: bool = False
 ) -> dict[str, str]:
     """Return the metadata of a file in the words of Stability AI's ModelSpec 1.0.0; `code` says in
     whose names the layers are, `whole` that it is no LoRA."""
     network, scheduler = trained.module(), trained.pipeline.scheduler.config
-    kind = ARCHITECTURES.get(type(network).__name__, type(network).__name__)
-    if type(network).__name__ == "UNet2DConditionModel":
-        wide = {2048: "xl-v1-base", 1024: "v2"}.get(network.config.cross_attention_dim, "v1")
-        kind = f"stable-diffusion-{wide}"
+    kind = modelspec_of(type(network).__name__, network.config)
     found = {
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.architecture": kind if whole else f"{kind}/lora",
@@ -240,8 +226,8 @@ def modelspec(
 
 def write_lora(trained: TrainedPart, folder: Path) -> None:
     """Write the file that ``load_lora_weights`` of the pipeline reads, or of a class without it its
-    network's ``load_lora_adapter``, with rank and alpha in its metadata; a second one for Wan 2.2's
-    other expert, to be loaded into that."""
+    network's ``load_lora_adapter``, with rank and alpha in its metadata; a second one for another
+    expert, to be loaded into that."""
     saves = hasattr(type(trained.pipeline), "save_lora_weights")
     for part, file in ((trained, LORA_FILE), (trained.second, SECOND_LORA_FILE)):
         if part is not None and not saves:
@@ -299,8 +285,8 @@ def _add_modelspec(file: Path, spec: Mapping[str, str]) -> None:
 
 
 def write_kohya(trained: TrainedPart, folder: Path) -> None:
-    """Write one file with the keys of kohya's sd-scripts and ComfyUI, of Wan 2.2 one for each of
-    its experts."""
+    """Write one file with the keys of kohya's sd-scripts and ComfyUI, of two experts one for
+    each."""
     for part in filter(None, (trained, trained.second)):
         network = part.module()
         tensors = kohya_weights(
@@ -444,7 +430,7 @@ def _choose(formats: Sequence[str], trained: TrainedPart) -> list[str]:
     one = [name for name in formats if name == "peft"]
     if one and trained.second is not None:
         raise ConfigError(
-            f"export: the format {one[0]} holds one network, but two were trained, as of Wan 2.2; "
+            f"export: the format {one[0]} holds one network, but two were trained; "
             "take --format lora, kohya or merged"
         )
     return [name for name in FORMATS if name in formats]

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
-from flowrl.cost.architecture import references
-from flowrl.models.by_call.options import EULER, rewriters
+from flowrl.cost.architecture import facts_of, references
+from flowrl.models.by_call.options import EULER, CallFacts, rewriters
+from flowrl.models.facts import Facts
 from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
-from flowrl.models.qwen_edit import WHOLE
-from flowrl.models.qwen_edit_plus import SEEN
 from flowrl.runs.folder import SAMPLES, SOURCES, read_prompts
 
 FPS = 8  # of the film that the code writes
@@ -29,56 +28,17 @@ READERS = {
 }
 
 
-VIDEOS = ("wan", "wan_i2v")
-BY_CALL = "pipeline"  # any pipeline by its own call
-# flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
-# out
-CALL = {
-    "guidance": "guidance_scale",
-    "true_cfg_scale": "true_cfg_scale",
-    "negative_prompt": "negative_prompt",
-    "guidance_rescale": "guidance_rescale",
-    "cfg_normalization": "cfg_normalization",
-    "max_sequence_length": "max_sequence_length",
-    "original_size": "original_size",
-    "crop": "crops_coords_top_left",
-    "target_size": "target_size",
-}
-# the same of one adapter
-QWEN_CALL = {"guidance": "true_cfg_scale"}
-OWN_CALL = {
-    "qwen_image": QWEN_CALL,
-    # whose pipelines cut no prompt
-    **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
-    **dict.fromkeys(VIDEOS, {"frames": "num_frames", "guidance_2": "guidance_scale_2"}),
-    "flux2_klein": {"negative_prompt": ""},  # see `negative_lines`
-    BY_CALL: {"frames": "num_frames"},
-}
-NEUTRAL: dict[str, Any] = {
-    "true_cfg_scale": 1.0,
-    "negative_prompt": "",
-    "guidance_rescale": 0.0,
-    "cfg_normalization": 0.0,
-    "crop": (0, 0),
-}
-# the same of one adapter: without a negative prompt the pipeline leads away from zeros
-OWN_NEUTRAL: dict[str, dict[str, Any]] = {
-    "sdxl": {"negative_prompt": None},
-    BY_CALL: {"negative_prompt": None, "frames": 1},
-}
-# whose pipelines guide only if there is a negative prompt, and be it an empty one
-TRUE_CFG = ("flux", "flux_kontext", "qwen_image", "qwen_edit", "qwen_edit_plus")
 EMBEDS = "negative_prompt_embeds"
 
 
-# models whose images or videos always start from one, and those that take references if a prompt
-# has them
-EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")
-REFERRING = ("flux2", "flux2_klein")
+def stated(config: Config) -> Facts:
+    """Return what the adapter of a run's model states, or any pipeline that is asked by its own
+    call."""
+    return facts_of(config) or CallFacts()
 
 
 def low_noise(kohya: str) -> str:
-    """Return the name of the kohya file of Wan 2.2's second expert, of that of the first."""
+    """Return the name of the kohya file of a second expert, of that of the first."""
     return kohya.replace("-high-noise.", "-low-noise.")
 
 
@@ -98,7 +58,7 @@ class CardFacts(NamedTuple):
     base: str  # hub id, "" for a local folder
     kohya: str  # name of the kohya file
     dtype: str  # of the run's arithmetic, "auto" made concrete
-    second: bool = False  # there is LoRA of Wan 2.2's other expert, too
+    second: bool = False  # there is LoRA of another expert, too
 
     @property
     def starts(self) -> int:
@@ -124,10 +84,10 @@ def shown(value: Any) -> Any:
 def usage(facts: CardFacts) -> str:
     """Return code that draws one image as the run's evaluations did, for the first of the
     formats."""
-    if facts.formats[0] == "kohya" and type(facts.pipeline).__name__ == "StableDiffusion3Pipeline":
+    if facts.formats[0] == "kohya" and not stated(facts.config).reads_kohya:
         return (
             f"In ComfyUI, load `{facts.kohya}` as a LoRA of strength 1. diffusers does not read "
-            "this file for SD3."
+            f"this file for {type(facts.pipeline).__name__}."
         )
     where = f"`{facts.folder}` is this folder, or its hub id."
     if not facts.base and facts.formats[0] != "merged":
@@ -165,7 +125,7 @@ def _imports(facts: CardFacts) -> list[str]:
     names = [type(facts.pipeline).__name__]
     if _by_ddim(facts):
         names.append("DDIMScheduler")
-    if facts.config.model.fn in VIDEOS:
+    if stated(facts.config).video:
         names.append(type(facts.pipeline.scheduler).__name__)
     lines = ["import torch", f"from diffusers import {', '.join(sorted(names))}"]
     tools = ["export_to_gif"] * _films(facts) + ["load_image"] * bool(facts.starts)
@@ -212,7 +172,7 @@ def _draw(facts: CardFacts) -> list[str]:
         lines.append(
             f"pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, {options})"
         )
-    if facts.config.model.fn in VIDEOS:
+    if stated(facts.config).video:
         lines += _euler(facts.pipeline.scheduler)
     lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
     lines += negative_lines(facts.config)
@@ -220,7 +180,7 @@ def _draw(facts: CardFacts) -> list[str]:
     # by name: the first argument of some pipelines is the image
     start = [start_argument(facts.starts)] if facts.starts else []
     call = [*start, f"prompt={text}", *call_arguments(facts.config), *_no_rewriting(facts)]
-    if facts.config.model.fn in VIDEOS:
+    if stated(facts.config).video:
         call.append('output_type="pil"')
     if _films(facts):
         return [
@@ -230,7 +190,7 @@ def _draw(facts: CardFacts) -> list[str]:
             ").frames[0]",
             f'export_to_gif(video, "video.gif", fps={FPS})',
         ]
-    made = "frames[0][0]" if facts.config.model.fn in VIDEOS else "images[0]"
+    made = "frames[0][0]" if stated(facts.config).video else "images[0]"
     return [
         *lines,
         "image = pipeline(",
@@ -254,15 +214,15 @@ def _by_ddim(facts: CardFacts) -> bool:
 def _no_rewriting(facts: CardFacts) -> list[str]:
     """Return the arguments that keep a language model of a pipeline from writing prompts anew, as
     in the run."""
-    if facts.config.model.fn != BY_CALL:
+    if facts_of(facts.config) is not None:
         return []
     takes = inspect.signature(type(facts.pipeline).__call__).parameters
     return [f"{name}={value!r}" for name, value in rewriters(takes).items()]
 
 
 def _euler(scheduler: Any) -> list[str]:
-    """Return the lines that give a pipeline of Wan the run's shift, and Euler's steps, which runs
-    take, in place of UniPC's of second order."""
+    """Return the lines that give a pipeline of videos the run's shift, and Euler's steps, which
+    runs take, in place of UniPC's of second order."""
     kind, given = type(scheduler).__name__, scheduler.config
     if kind == "UniPCMultistepScheduler":
         every = f"list(range({given.num_train_timesteps}))"
@@ -275,7 +235,7 @@ def _euler(scheduler: Any) -> list[str]:
 
 def _caveat(facts: CardFacts) -> str:
     kind = type(facts.pipeline.scheduler).__name__
-    if facts.config.model.fn == BY_CALL and not _by_ddim(facts) and kind not in EULER:
+    if facts_of(facts.config) is None and not _by_ddim(facts) and kind not in EULER:
         return (
             f"\n\nThe run took Euler's steps. The code above takes those of the pipeline's own "
             f"{kind}, so its images differ."
@@ -293,7 +253,7 @@ def _options(facts: CardFacts) -> list[str]:
     """Return what `from_pretrained` has to be told besides the folder."""
     dtype = facts.dtype
     options = [f"torch_dtype=torch.{dtype}"] if dtype != "float32" else []
-    if options and facts.config.model.fn in VIDEOS:  # parts that stay in float32
+    if options and stated(facts.config).video:  # parts that stay in float32
         named = [n for n in ("vae", "image_encoder") if facts.pipeline.components.get(n)]
         wide = "".join(f'"{name}": torch.float32, ' for name in named)
         options = [f'torch_dtype={{{wide}"default": torch.{dtype}}}']
@@ -325,36 +285,22 @@ def local(facts: CardFacts) -> str:
 
 def call_arguments(config: Config) -> list[str]:
     """Return what the pipeline is called with beside the prompt and its images, as code."""
-    fn, given = config.model.fn, config.model.kwargs
     height, width = config.eval_size
     chosen: dict[str, Any] = {
         "height": height,
         "width": width,
         "num_inference_steps": config.eval.steps,
     }
-    if fn == "flux_kontext":  # sizes as they are
-        chosen |= {"max_area": height * width, "_auto_resize": False}
-    neutral = NEUTRAL | OWN_NEUTRAL.get(fn, {})
-    for name, call in (CALL | OWN_CALL.get(fn, {})).items():
-        value = given.get(name)
-        plain = tuple(value) if isinstance(value, list) else value
-        if call and plain is not None and plain != neutral.get(name):
-            chosen[call] = plain
-    if fn == BY_CALL:
-        chosen |= given["call"] or {}
-    if fn in TRUE_CFG:
-        chosen.pop("negative_prompt", None)
-        if chosen.get("true_cfg_scale", 1.0) > 1:
-            chosen["negative_prompt"] = given["negative_prompt"]
+    chosen |= stated(config).arguments(config.model.kwargs, height, width)
     found = [f"{name}={value!r}" for name, value in chosen.items()]
     return found + [f"{EMBEDS}=negative"] * bool(negative_lines(config))
 
 
 def negative_lines(config: Config) -> list[str]:
-    """Return the lines that encode a negative prompt for FLUX.2 klein, whose pipeline knows the
-    empty one only, but takes the embeddings of any; [] where none are needed."""
+    """Return the lines that encode a negative prompt for a pipeline that knows the empty one only,
+    but takes the embeddings of any; [] where none are needed."""
     given = config.model.kwargs
-    if config.model.fn != "flux2_klein" or not given["negative_prompt"]:
+    if not stated(config).negative_by_embeds or not given["negative_prompt"]:
         return []
     text = json.dumps(given["negative_prompt"], ensure_ascii=False)
     length = f"max_sequence_length={given['max_sequence_length']}"
@@ -370,9 +316,11 @@ def start_count(config: Config, run: Path) -> int:
     The run's prompt list says it. Where that is not at hand any more, a run that started from
     images is known by the strip of them beside its samples, and one is assumed.
     """
-    if config.model.fn not in (*EDITS, *REFERRING) and not config.model.kwargs.get("sources"):
+    sources = stated(config).sources
+    always = sources == "always" or bool(config.model.kwargs.get("sources"))
+    if sources == "never" and not always:
         return 0
-    assumed = config.model.fn not in REFERRING or (run / SAMPLES / SOURCES).is_file()
+    assumed = always or (run / SAMPLES / SOURCES).is_file()
     return references(config.prompts.train) or int(assumed)
 
 
@@ -395,19 +343,4 @@ def start_note(config: Config, count: int) -> str:
     named = " and ".join(f"`{file}`" for file in files) if count < 3 else f"`{files[0]}` and so on"
     what = "is the image" if count == 1 else "are the images"
     note = f"{named} {what} to start from; the run scaled its own to {width} x {height} pixels."
-    return f"\n\n{note}{_other_area(config)}"
-
-
-def _other_area(config: Config) -> str:
-    """Say where the run scaled a source otherwise than the pipeline of Qwen-Image-Edit does."""
-    given = config.model.kwargs
-    if "source_pixels" not in given:
-        return ""
-    seen = SEEN if config.model.fn == "qwen_edit_plus" else WHOLE
-    areas = (given["source_pixels"], given["seen_pixels"] or given["source_pixels"])
-    if areas == (WHOLE, seen):
-        return ""
-    return (
-        f" Then it scaled them to an area of {areas[0]} pixels for the VAE and of {areas[1]} for "
-        f"the language model. The pipeline scales to {WHOLE} and {seen}, so its images differ."
-    )
+    return f"\n\n{note}{stated(config).source_note(config.model.kwargs)}"

@@ -205,7 +205,9 @@ def _held_out(evals: Sequence[Evaluation]) -> Panel:
         "high": json_numbers(row.total.high for row in evals),
     }
     lines = [whole]
-    for task in dict.fromkeys(task for row in evals for task in row.tasks):
+    # one task alone is all images: it has one line, and one entry of the legend
+    tasks = dict.fromkeys(task for row in evals for task in row.tasks)
+    for task in tasks if len(tasks) > 1 else ():
         there = [row for row in evals if task in row.tasks]
         y = json_numbers(row.tasks[task].mean for row in there)
         lines.append({"name": task, "x": [float(row.iteration) for row in there], "y": y})

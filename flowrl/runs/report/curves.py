@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.runs.folder import (
@@ -189,13 +189,37 @@ def _style(axes: Axes, title: str, label: str) -> None:
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(_short_number)
+    axes.yaxis.set_major_formatter(_BySpan())
     axes.margins(x=0.02)
 
 
-def _short_number(value: float, _: float) -> str:
-    """Write 0.00001 as 1e-5."""
-    return re.sub(r"e([+-])0*", r"e\1", f"{value:.4g}").replace("e+", "e")
+class _BySpan(Formatter):
+    """Write ticks with as many digits as tell neighbours apart, all alike."""
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """Write all ticks of an axis."""
+        return tick_texts(values)
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        """Write one value, as under the pointer."""
+        return tick_texts([value])[0]
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Write the ticks of an axis with as many digits as their distance needs: 0.995, 1.000, 1.005;
+    0.00001 is 1e-5."""
+    ordered = sorted({float(value) for value in values})
+    most = max((abs(value) for value in ordered), default=0.0)
+    gaps = [high - low for low, high in itertools.pairwise(ordered)]
+    step = min(gaps, default=most) or 1.0
+    if most and not 1e-3 <= most < 1e5:
+        # digits of a power of ten, from the first of the largest to that of the distance
+        scale = math.floor(math.log10(most))
+        digits = max(0, scale - math.floor(math.log10(step) + 1e-9))
+        texts = [f"{value:.{digits}e}".partition("e") for value in values]
+        return [f"{number}e{int(power)}" if float(number) else "0" for number, _, power in texts]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{value:.{digits}f}" if value else "0" for value in values]
 
 
 def _draw_metric(axes: Axes, *, line: Series, title: str, label: str) -> None:
@@ -211,7 +235,9 @@ def _draw_evals(axes: Axes, *, evals: Sequence[Evaluation]) -> None:
     name, labels = evals[-1].name, []
     _style(axes, "Held-out prompts", f"{name} score")
     # the tasks
-    for index, task in enumerate(dict.fromkeys(task for row in evals for task in row.tasks)):
+    tasks = dict.fromkeys(task for row in evals for task in row.tasks)
+    # one task alone is all images: it is drawn, and named, once
+    for index, task in enumerate(tasks if len(tasks) > 1 else ()):
         color = PALETTE[1 + index % (len(PALETTE) - 1)]
         points = [(row.iteration, row.tasks[task].mean) for row in evals if task in row.tasks]
         axes.plot(*zip(*points, strict=True), color=color, linewidth=0.9, alpha=0.6)
@@ -226,7 +252,8 @@ def _draw_evals(axes: Axes, *, evals: Sequence[Evaluation]) -> None:
     low, high = axes.get_ylim()
     if low >= -0.1 and 0.5 < high <= 1.1:
         axes.set_ylim(-0.02, 1.02)
-    _end_labels(axes, [(total.y[-1], "all", PALETTE[0]), *labels])
+    whole = "all" if labels else next((task.replace("_", " ") for task in tasks), "all")
+    _end_labels(axes, [(total.y[-1], whole, PALETTE[0]), *labels])
 
 
 def _draw_timing(axes: Axes, *, rows: Rows) -> None:

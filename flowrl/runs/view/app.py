@@ -32,6 +32,7 @@ from flowrl.core.local_server import (
 from flowrl.runs.report.page import SCRIPTS, source, template_environment
 from flowrl.runs.report.samples import sample_as_png, sample_files, source_as_png, thumbnail
 from flowrl.runs.view.ballots import Booth, Side
+from flowrl.runs.view.links import PATH, Links, mark_of
 from flowrl.runs.view.listing import Listing, find_runs, stamp, stamps
 from flowrl.runs.view.stories import Stories
 
@@ -88,6 +89,16 @@ def make_app(folder: Path, box: Path, token: bytes = b"") -> Starlette:
         Route("/api/side", here.guard(here.side)),
         Route("/api/vote", here.guard(here.vote), methods=["POST"]),
         Route("/api/scores", here.guard(here.scores)),
+        Route("/api/link", here.guard(here.link), methods=["POST"]),
+    ]
+    # what a link to send opens, behind its own token: the vote, and nothing else
+    voting = PATH + "{token}"
+    routes += [
+        Route(voting, here.guard(here.page("vote.html"), invited=True)),
+        Route(f"{voting}/files/{{name}}", here.guard(here.file, invited=True)),
+        Route(f"{voting}/api/ballot", here.guard(here.ballot, invited=True), methods=["POST"]),
+        Route(f"{voting}/api/side", here.guard(here.side, invited=True)),
+        Route(f"{voting}/api/vote", here.guard(here.vote, invited=True), methods=["POST"]),
     ]
     return Starlette(routes=routes)
 
@@ -98,13 +109,16 @@ class _Handlers:
     def __init__(self, folder: Path, booth: Booth, token: bytes) -> None:
         self.folder, self.booth, self.token = folder, booth, token
         self.listing, self.stories = Listing(folder), Stories()
+        self.links = Links(booth.box)
 
-    def guard(self, handler: Handler) -> Handler:
-        """Check who asks before anything is read, and turn failures into JSON."""
+    def guard(self, handler: Handler, *, invited: bool = False) -> Handler:
+        """Check who asks before anything is read, and turn failures into JSON; `invited` are those
+        who have a link."""
+        admit = self._invited if invited else self._admitted
 
         async def guarded(request: Request) -> Response:
             try:
-                response = self._admitted(request) or await handler(request)
+                response = admit(request) or await handler(request)
             except Refused as error:
                 response = json_response({"error": str(error)}, error.status)
             except FlowRLError as error:
@@ -140,6 +154,15 @@ class _Handlers:
             raise Refused(401, "expected the token: open the address with ?token=... once")
         return None
 
+    def _invited(self, request: Request) -> Response | None:
+        """Raise Refused for who has no link. Its token is proof enough under any name of this
+        machine, so that a link works through a tunnel, where the rest does not."""
+        if from_another_page(request):
+            raise Refused(403, "expected to be asked by the pages of this server, not by others")
+        if self.links.about(request.path_params["token"]) is None:
+            raise Refused(404, "this link opens nothing: it was taken back, or is not whole")
+        return None
+
     def _same(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token)
 
@@ -148,7 +171,11 @@ class _Handlers:
         from starlette.responses import HTMLResponse
 
         async def answer(request: Request) -> Response:
-            return HTMLResponse(template_environment().get_template(name).render(scripts=SCRIPTS))
+            token = request.path_params.get("token")
+            root = f"{PATH}{token}" if token else ""
+            template = template_environment().get_template(name)
+            scripts = SCRIPTS[:1] if token else SCRIPTS
+            return HTMLResponse(template.render(scripts=scripts, root=root))
 
         return answer
 
@@ -228,14 +255,28 @@ class _Handlers:
     async def ballot(self, request: Request) -> Response:
         """Hand out a ballot on two checkpoints, or one that a run waits for. It is kept for the
         vote, and so no address that is merely looked at."""
-        given = await _body(request, ("voter",), ("one", "two"))
-        voter = _voter(given["voter"])
-        if "one" not in given and "two" not in given:
+        token = request.path_params.get("token")
+        # who has a link has no say in what is compared
+        given = await _body(request, ("voter",), () if token else ("one", "two"))
+        voter, about = _voter(given["voter"]), _about(given)
+        if token:
+            about = self.links.about(token) or ()
+        if not about:
             return json_response(await asyncio.to_thread(self.booth.next_asked, voter))
-        one, two = _side(given.get("one", "")), _side(given.get("two", ""))
+        one, two = map(_side, about)
         runs = await asyncio.to_thread(find_runs, self.folder)
         found = await asyncio.to_thread(self.booth.next_compared, voter, one, two, runs)
         return json_response(found)
+
+    async def link(self, request: Request) -> Response:
+        """Make the link on two checkpoints, or on what waits for votes; or take one back."""
+        given = await _body(request, (), ("one", "two", "take_back"))
+        if "take_back" in given:
+            gone = await asyncio.to_thread(self.links.take_back, given["take_back"])
+            return json_response({"taken_back": gone})
+        about = _about(given)
+        token = await asyncio.to_thread(make_link, self.folder, self.booth, self.links, about)
+        return json_response({"token": token, "path": f"{PATH}{token}"})
 
     async def side(self, request: Request) -> Response:
         """Answer with one image of a ballot, or with what both start from."""
@@ -256,7 +297,9 @@ class _Handlers:
         given = await _body(request, ("ballot", "choice", "voter"))
         key, choice, voter = given["ballot"], given["choice"], given["voter"]
         # in a thread: other pages are answered while the vote is written
-        if not await asyncio.to_thread(self.booth.vote, key, choice, _voter(voter)):
+        token = request.path_params.get("token", "")
+        mark = mark_of(token) if token else ""
+        if not await asyncio.to_thread(self.booth.vote, key, choice, _voter(voter), mark):
             raise Refused(410, "this ballot is no longer known, so its vote was not counted")
         return json_response({"ok": True})
 
@@ -307,6 +350,22 @@ def _voter(given: Any) -> str:
     return given
 
 
+def _about(given: dict[str, str]) -> tuple[str, ...]:
+    """Return the two checkpoints that were named, () where none was."""
+    if "one" not in given and "two" not in given:
+        return ()
+    return given.get("one", ""), given.get("two", "")
+
+
+def make_link(folder: Path, booth: Booth, links: Links, about: tuple[str, ...]) -> str:
+    """Return the token of the link on two checkpoints, or on what waits: (). Raises Refused,
+    DataError for checkpoints that cannot be compared, RunError."""
+    if about:
+        one, two = map(_side, about)
+        booth.check_compared(one, two, find_runs(folder))
+    return links.make(about)
+
+
 def _side(given: str) -> Side:
     run, _, iteration = given.rpartition("@")
     if not iteration.isdecimal() or not iteration.isascii() or len(iteration) > 12:
@@ -328,6 +387,7 @@ def serve_view(
     host: str = "127.0.0.1",
     port: int = PORT,
     token_env: str = "",
+    vote_link: tuple[str, ...] | None = None,
     json: Path | None = None,
 ) -> None:
     """Show the runs below a folder, and take votes into `box`, until SIGTERM or Ctrl-C.
@@ -336,10 +396,12 @@ def serve_view(
         host: address to listen on; any but a loopback one needs a token.
         port: 0 takes a free one. The address is printed once requests are answered.
         token_env: name of the environment variable with the token.
+        vote_link: two checkpoints, RUN@ITERATION, or (): the link to send for votes on them, or on
+            what runs in training wait for, is printed, too.
         json: a file that gets the address and what is shown, too; ``-`` prints that alone.
 
-    Raises ConfigError for an argument, a missing folder, token or extra, RunError if the address is
-    taken.
+    Raises ConfigError for an argument, a missing folder, token or extra, DataError for checkpoints
+    that cannot be compared, RunError if the address is taken.
     """
     # mend what is wrong before a port is taken
     if not folder.is_dir():
@@ -348,7 +410,9 @@ def serve_view(
         raise ConfigError(f"view: port: expected 0 to 65535, got {port}")
     uvicorn = import_uvicorn()
     family, address = listening_address(host, port)
-    token = read_token(address[0], token_env)
+    token, invitation = read_token(address[0], token_env), ""
+    if vote_link is not None:
+        invitation = make_link(folder, Booth(box), Links(box), vote_link)
     # listen only once the app is there, so that the first request is answered
     with contextlib.closing(bind(family, address)) as listener:
         forget(json)
@@ -359,7 +423,11 @@ def serve_view(
         note = f"/?token=... (that of {token_env})" if token else ""
         here, runs = url(listener), len(find_runs(folder))
         facts = {"url": here, "token": bool(token), "runs": runs, "votes": str(box)}
-        announce(f"{runs} runs at {here}{note}; votes go to {box}", facts, json)
+        said = f"{runs} runs at {here}{note}; votes go to {box}"
+        if invitation:
+            facts["vote_link"] = f"{here}{PATH}{invitation}"
+            said += f"\nto send, for votes and nothing else: {facts['vote_link']}"
+        announce(said, facts, json)
         # uvicorn would end the process by the signal; here the listener is closed first
         with no_exit_by_signal():
             server.run(sockets=[listener])

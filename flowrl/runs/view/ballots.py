@@ -90,6 +90,10 @@ class Booth:
         free = [pair for pair in names if pair not in said.get(voter, set())]
         return self._hand_out(free, said, names, len(names))
 
+    def check_compared(self, one: Side, two: Side, runs: Mapping[str, Path]) -> None:
+        """Raise DataError where two checkpoints cannot be compared."""
+        self._pairs(one, two, runs)
+
     def _hand_out(
         self,
         free: Sequence[VotePair],
@@ -130,9 +134,10 @@ class Booth:
         files |= {f"source{place}": file for place, file in enumerate(ballot.sources)}
         return self.box / files[side] if side in files else None
 
-    def vote(self, key: str, choice: str, voter: str) -> bool:
-        """Keep a vote; False where the ballot is not known, because the server began anew. The
-        second time a ballot comes it is not counted again. Raises DataError, RunError."""
+    def vote(self, key: str, choice: str, voter: str, link: str = "") -> bool:
+        """Keep a vote, with the mark of the link that it came by; False where the ballot is not
+        known, because the server began anew. The second time a ballot comes it is not counted
+        again. Raises DataError, RunError."""
         if choice not in CHOICES:
             raise DataError(f"expected a choice of {', '.join(CHOICES)}, got {choice!r}")
         # browsers send again what they got no answer to: the key says that it was counted
@@ -153,6 +158,8 @@ class Booth:
                 "voter": voter,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
             }
+            if link:
+                record["link"] = link
             if ballot.sources:
                 record["source"] = list(ballot.sources)
             append_vote(self.box, record)

@@ -4,8 +4,8 @@ template, colour by mean.
 What the reader cannot name is reported as an object of unknown shape or colour (-1), never dropped,
 so that nothing unreadable passes for a clean image. Flaws that templates and mean colours do not
 see are looked for apart: corners on a circle, paint on a shape, traces on the background. Each
-limit of theirs lies between what 600 true scenes show, drawn and through the VAE of
-`assets/shapes-sd3`, and what the probes in `tests/evaluation/test_checker.py` do: each may be
+limit of theirs lies between what 600 true scenes show, drawn and through the VAE of the latent
+base model in `assets/`, and what the probes in `tests/evaluation/test_checker.py` do: each may be
 a tenth higher before the first probe passes.
 """
 

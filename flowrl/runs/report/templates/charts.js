@@ -5,18 +5,21 @@ const BOX = { width: 460, height: 220, left: 52, right: 12, top: 10, bottom: 26 
 function ticks(low, high, count) {
   const raw = (high - low) / count || 1;
   const unit = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= raw * 0.999);
+  const step = [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= raw * 0.7);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Number(at.toPrecision(12)));
   return found;
 }
 
-// as many digits as tell neighbouring ticks apart
-function tickText(value, wide) {
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return short(value);
-  const digits = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(wide))));
-  return String(Number(value.toFixed(digits)));
+// as many digits as tell neighbouring ticks apart, all alike
+function tickTexts(values) {
+  const most = Math.max(...values.map(Math.abs)), step = values.length > 1 ? Math.abs(values[1] - values[0]) : most;
+  const unit = Math.floor(Math.log10(step || 1) + 1e-9);
+  if (most && (most < 1e-3 || most >= 1e5)) {
+    const digits = Math.max(0, Math.min(20, Math.floor(Math.log10(most)) - unit));
+    return values.map((value) => (value ? value.toExponential(digits).replace("e+", "e") : "0"));
+  }
+  return values.map((value) => (value ? value.toFixed(Math.max(0, Math.min(20, -unit))) : "0"));
 }
 
 function span(values) {
@@ -38,18 +41,18 @@ function lineChart(title, lines, band) {
   const px = (x) => BOX.left + ((x - x0) / (x1 - x0)) * (BOX.width - BOX.left - BOX.right);
   const py = (y) => BOX.height - BOX.bottom - ((y - y0) / (y1 - y0)) * (BOX.height - BOX.top - BOX.bottom);
   const plot = svg("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": `${title} over the iterations` });
-  for (const y of ticks(y0, y1, 4)) {
+  const up = ticks(y0, y1, 4), upTexts = tickTexts(up);
+  for (const [i, y] of up.entries()) {
     plot.append(svg("line", { class: "rule", x1: BOX.left, x2: BOX.width - BOX.right, y1: py(y), y2: py(y) }));
-    plot.append(svg("text", { class: "tick", x: BOX.left - 6, y: py(y) + 3, "text-anchor": "end" }, tickText(y, y1 - y0)));
+    plot.append(svg("text", { class: "tick", x: BOX.left - 6, y: py(y) + 3, "text-anchor": "end" }, upTexts[i]));
   }
   if (band) {
     // the healthy side is tinted, as far as it is in sight
     const edge = Math.min(Math.max(band.limit, y0), y1), top = band.side === "above" ? edge : y1, foot = band.side === "above" ? y0 : edge;
     plot.append(svg("rect", { class: "healthy", x: BOX.left, width: BOX.width - BOX.left - BOX.right, y: py(top), height: Math.max(0, py(foot) - py(top)) }));
   }
-  for (const x of ticks(x0, x1, 5)) {
-    if (x === Math.round(x)) plot.append(svg("text", { class: "tick", x: px(x), y: BOX.height - 8, "text-anchor": "middle" }, short(x)));
-  }
+  const along = ticks(x0, x1, 5).filter((x) => x === Math.round(x)), alongTexts = tickTexts(along);
+  for (const [i, x] of along.entries()) plot.append(svg("text", { class: "tick", x: px(x), y: BOX.height - 8, "text-anchor": "middle" }, alongTexts[i]));
   for (const line of lines) {
     (line.low || []).forEach((low, i) => {
       const high = line.high[i];

@@ -1,5 +1,7 @@
 "use strict";
-// A blind vote: which of two images fits the prompt better? Nothing here knows which is whose.
+// A blind vote: which of two images fits the prompt better? Nothing here knows which is whose. Who
+// has a link sees the vote alone: its addresses stand below the link's own.
+const root = document.documentElement.dataset.root;
 const voter = (() => {
   let found = localStorage.getItem("flowrl-voter");
   if (!found) {
@@ -10,7 +12,7 @@ const voter = (() => {
 })();
 const given = new URLSearchParams(location.search);
 const part = { one: el("select", { id: "one", "aria-label": "first checkpoint" }), two: el("select", { id: "two", "aria-label": "second checkpoint" }),
-  board: el("section", { id: "board" }), scores: el("section", { id: "scores" }) };
+  board: el("section", { id: "board" }), scores: el("section", { id: "scores" }), link: el("p", { id: "link", class: "quiet", role: "status" }) };
 let ballot = null, sending = false, voted = 0;
 
 async function get(path, parameters) {
@@ -21,7 +23,7 @@ async function get(path, parameters) {
 }
 
 async function send(path, body) {
-  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await fetch(root + path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error || `status ${answer.status}`);
   return found;
@@ -40,12 +42,13 @@ async function next(note) {
     return;
   }
   if (!ballot.ballot) {
-    const text = ballot.of ? `You have voted on all ${ballot.of}. Thank you.` : "No run waits for votes. Choose two checkpoints above to compare them.";
+    const none = root ? "Nothing waits for votes. This page looks again by itself." : "No run waits for votes. Choose two checkpoints above to compare them.";
+    const text = ballot.of ? `You have voted on all ${ballot.of}. Thank you.` : none;
     part.board.replaceChildren(el("p", { id: "nothing" }, text));
     ballot = null;
     return;
   }
-  const address = (side) => `/api/side?${new URLSearchParams({ ballot: ballot.ballot, side })}`;
+  const address = (side) => `${root}/api/side?${new URLSearchParams({ ballot: ballot.ballot, side })}`;
   const starts = Array.from({ length: ballot.sources }, (_, i) => {
     const name = ballot.sources > 1 ? `source ${i + 1}` : "source";
     return el("figure", {}, el("img", { alt: name, src: address(`source${i}`) }), el("figcaption", {}, name));
@@ -55,7 +58,7 @@ async function next(note) {
     el("img", { alt: `the ${side} image`, src: address(side) }));
   part.board.replaceChildren(
     note ? el("p", { class: "note", role: "alert" }, note) : "",
-    el("p", { class: "quiet" }, `Which image fits ${fits} better? Keys: ← left, → right, ↓ or space: tie.`),
+    el("p", { class: "quiet" }, `Which image fits ${fits} better? Choose it, or keys: ← left, → right, ↓ or space for a tie.`),
     el("h2", { id: "prompt" }, ballot.prompt),
     el("div", { class: "trial" }, starts.length ? el("div", { class: "starts" }, starts) : null,
       el("div", { class: "duel" }, candidate("left"), candidate("right"))),
@@ -68,7 +71,7 @@ async function vote(choice) {
   sending = true;
   let note = "";
   try {
-    const answer = await fetch("/api/vote", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ballot: ballot.ballot, choice, voter }) });
+    const answer = await fetch(`${root}/api/vote`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ballot: ballot.ballot, choice, voter }) });
     if (answer.ok) voted += 1;
     else note = (await answer.json()).error;
   } catch (error) {
@@ -82,7 +85,22 @@ async function vote(choice) {
   showScores();
 }
 
+async function offerLink() {
+  const found = await send("/api/link", sides()).catch((error) => ({ error: error.message }));
+  if (found.error) { part.link.replaceChildren(found.error); return; }
+  const here = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+  const field = el("input", { id: "address", readonly: true, "aria-label": "link to send", value: location.origin + found.path, onfocus: () => field.select() });
+  const takeBack = el("button", { onclick: async () => {
+    await send("/api/link", { take_back: found.token });
+    part.link.replaceChildren("The link was taken back: it opens nothing any more.");
+  } }, "take it back");
+  part.link.replaceChildren(field, " ", takeBack, " It opens this vote and nothing else, for whoever has it.",
+    here ? " It leads to this machine: others need a tunnel, or flowrl view with --host and --token-env." : "");
+  field.focus();
+}
+
 async function showScores() {
+  if (root) return;
   const rows = await get("/api/scores").catch(() => []);
   if (rows.length < 2) { part.scores.replaceChildren(); return; }
   const percent = (value) => (value === null ? "–" : `${Math.round(value * 100)} %`);
@@ -97,6 +115,12 @@ async function showScores() {
 }
 
 async function begin() {
+  if (root) {
+    document.querySelector("main").replaceChildren(el("h1", {}, "Blind vote"), part.board);
+    await next();
+    setInterval(() => { if (!ballot && !sending) next(); }, 5000);
+    return;
+  }
   const runs = (await get("/api/runs")).filter((run) => !run.error);
   const options = [];
   for (const run of runs) {
@@ -107,12 +131,13 @@ async function begin() {
     select.value = options.includes(given.get(name)) ? given.get(name) : "";
     select.addEventListener("change", () => {
       history.replaceState(null, "", `?${new URLSearchParams(sides())}`);
+      part.link.replaceChildren();
       next();
     });
   }
   document.querySelector("main").replaceChildren(el("h1", {}, "Blind vote"),
-    el("div", { class: "bar-of-tools" }, el("label", { for: "one" }, "compare"), part.one, el("label", { for: "two" }, "with"), part.two),
-    part.board, part.scores);
+    el("div", { class: "bar-of-tools" }, el("label", { for: "one" }, "compare"), part.one, el("label", { for: "two" }, "with"), part.two, el("button", { id: "send", onclick: offerLink }, "link to send")),
+    part.link, part.board, part.scores);
   await next();
   showScores();
   setInterval(() => { if (!ballot && !sending && !sides().one) next(); }, 2000);

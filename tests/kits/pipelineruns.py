@@ -20,7 +20,7 @@ from flowrl.config.load import load_config
 from flowrl.core.seeds import generator
 from flowrl.core.types import Source
 from flowrl.models.by_call.fence import public_run, relative
-from flowrl.models.by_call.model import PROMPTS, PipelineCall
+from flowrl.models.by_call.model import PROMPTS, PipelineCall, in_unit
 from flowrl.models.by_call.options import check_scheduler
 from flowrl.models.facts import adapters
 from flowrl.models.flow_matching import first_order, pack
@@ -183,9 +183,10 @@ def _beside_call(name: str, ours: PipelineCall, before: Any, after: Any) -> dict
         for level, x, out in zip(grid.sigmas[:-1], runs[1].x, runs[1].out, strict=True):
             gaps.append(relative(ours.step_at(x, [level], [asked]).out, out))
         images = ours.decode(ours.flow_of(runs[1].after[-1], grid.sigmas[-1]))
+    shown = torch.as_tensor(runs[1].images)
     return {
         "velocity": max(gaps),
-        "images": _gap(images, torch.as_tensor(runs[1].images)),
+        "images": _gap(images, in_unit(shown) if ours.raw_images else shown),
         "moved": relative(runs[1].out[0], runs[0].out[0]),
     }
 

@@ -159,8 +159,8 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         ``decode_batch`` at a time. Raise ModelError where they have another size than asked for."""
         layout = self._layout_of(x0)
         inner = self.inner_of(x0, [self.final_level()] * len(x0))
-        # many that edit take one prompt a call
-        count = 1 if self.options.sources else self.options.decode_batch
+        # what takes one row a call, as many that edit do
+        count = 1 if self.rows == "one" else self.options.decode_batch
         with self._helping("vae", "movq"):
             parts = [self._decoded(part, layout) for part in inner.split(count)]
         images = torch.cat(parts)

@@ -6,4 +6,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export HF_HUB_OFFLINE=1 # everything that it needs is in the checkout
 echo "==> flowrl train shapes/awm train.iterations=18 $*"
 "$VIRTUAL_ENV/bin/flowrl" train shapes/awm train.iterations=18 "$@"
-echo "train on, to the length of the demonstration: bash scripts/quickstart.sh train.iterations=63 $*"
+echo "to the length of the demonstration: the command behind \"train on\" with train.iterations=63"

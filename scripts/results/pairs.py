@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from figures import between, fixed, wrapped
+from figures import between, wrapped
 from torch import Tensor
 
 from flowrl.config.compose import PAIR
@@ -178,9 +178,9 @@ def matrix(text: str) -> str:
     lines = [f"- {why} ({', '.join(names)})" for why, names in reasons.items()]
     why = "\n".join(wrapped(line, "  ") for line in lines)
     rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"]
-    minutes = fixed(sum(row["seconds"] for row in rows) / 60)
-    tried = f"{summary}; {len(rows)} pairs, drawn by a seed, trained one iteration on tiny weights"
-    told = wrapped(f"{len(cells)} pairs: {tried} ({minutes} minutes).")
+    well = sum(row["said"].endswith(TRAINED) for row in rows)
+    tried = f"of {len(rows)} drawn by a seed {well} trained one iteration on tiny weights"
+    told = wrapped(f"{len(cells)} pairs: {summary}; {tried}.")
     return between(text, "pairs: table", "pairs: end", [markdown_table(table), told, why])
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
@@ -82,6 +81,8 @@ def kinds_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def stored_kinds(file: Path) -> dict[str, str]:
     """Return the kind of numbers of each tensor in a file of safetensors, such as BF16, by its
     header alone. Raises OSError, SafetensorError."""
+    from safetensors import safe_open  # late: what only names a reward needs no file of weights
+
     with safe_open(file, framework="pt") as tensors:
         names = tensors.keys()
         return {name: tensors.get_slice(name).get_dtype() for name in names}

@@ -158,7 +158,8 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
         network = _drawn(architecture, facts.network, device, wide)
         quantise(network, tuning.runtime.quantize, dtype=tuning.dtype, device=device)
         width = facts.vae_dtype(tuning.dtype)
-        parts = {"vae": _drawn(architecture, "vae", device, width) if vae else None}
+        held = vae or facts.video  # that of videos is always there
+        parts = {"vae": _drawn(architecture, "vae", device, width) if held else None}
     # the parts as a pipeline, on which the model's own adapter is put
     part = architecture.part("scheduler")
     scheduler = getattr(diffusers, part.kind).from_config(part.settings)
@@ -166,7 +167,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
         raise ModelError("random weights are made for models of one network, not for two experts")
     pipeline = _pipeline(facts, {facts.network: network, "scheduler": scheduler, **parts})
     tuned = TunedPipeline(Loaded(pipeline, Path(), (), lambda: None), tuning)
-    if not vae:  # sizes of latents are read from its settings
+    if not held:  # sizes of latents are read from its settings
         pipeline.register_modules(vae=build(architecture, "vae"))
     made = adapter(tuned, load.options(**kwargs))
     return RandomModel(made, facts, text_shape(config, architecture), vae=vae)
@@ -177,7 +178,7 @@ def _pipeline(facts: Facts, parts: dict[str, Any]) -> Any:
     kind = getattr(diffusers, facts.pipeline)
     taken = inspect.signature(kind).parameters.values()
     needed = [one.name for one in taken if one.default is one.empty]
-    return kind(**dict.fromkeys(needed), **parts)
+    return kind(**{**dict.fromkeys(needed), **parts})
 
 
 def _drawn(

@@ -336,7 +336,7 @@ def test_the_last_override_of_a_key_is_named() -> None:
     [
         ({"run": ""}, "run: expected the path of a folder, got ''"),
         ({"run": 3}, "run: expected the path of a folder, got 3"),
-        ({"resume": "yes"}, "resume: expected True, False or \"auto\", got 'yes'"),
+        ({"resume": "yes"}, "resume: expected True, False, .* or \"changed\", got 'yes'"),
         ({"rewards": redness}, r"rewards: expected \{name: function\}, got <function redness"),
         ({"rewards": [redness]}, r"rewards: expected \{name: function\}, got \["),
         ({"rewards": {3: redness}}, "rewards: expected a name of letters, digits, - and _, got 3"),

@@ -128,7 +128,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="--sync-check: needs a CUDA device"):
             bench.measure_throughput(config, sync_check=True)
-    with pytest.raises(ConfigError, match="random weights are made for sd3, .* got sd15"):
+    with pytest.raises(
+        ConfigError, match="random weights are made for flow-matching adapters, got sd15"
+    ):
         bench.measure_throughput(load_config("sd15/dance_grpo"))
     unknown = model_config(tmp_path, "{fn: sd3, path: nobody/no-such-model}")
     with pytest.raises(ModelError, match="is not known: it is neither here nor released"):

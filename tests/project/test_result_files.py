@@ -150,6 +150,8 @@ ELSEWHERE = {
     "first-gpu-run": "test_first_gpu_run.py, a row of which is counted again",
     "published-code": "test_published_code.py",
     "pairs": "tests/runs/test_every_pair.py",
+    "adapters": "tests/models/test_adapter_outside.py",
+    "pipelines": "tests/models/test_pipeline_table.py",
     "performance-queue": "measurements, of which the file says nothing else",
 }
 """File without a kind -> what holds its numbers."""

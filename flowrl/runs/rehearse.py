@@ -109,7 +109,7 @@ def _small_model(config: Config, folder: Path) -> list[str]:
     changes = [f"model.path={folder}", f"image.height={SIDE}", f"image.width={SIDE}"]
     changes += ["eval.height=0", "eval.width=0"]
     for key, pixels in SMALL.items():
-        changes += [f"model.{key}={pixels}"] if key in kwargs else []
+        changes += [f"model.{key}={pixels}"] if kwargs.get(key, 1) != 1 else []
     # what this machine's device can do is rehearsed, too
     if torch.cuda.is_available():
         return changes

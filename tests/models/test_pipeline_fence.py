@@ -389,9 +389,10 @@ def test_a_decoder_of_tiles_needs_to_be_told() -> None:
 
 @pytest.mark.parametrize("name", [LUMINA, "CogVideoXPipeline"])
 def test_bfloat16_passes_the_fence(name: str, tmp_path: Path) -> None:
+    """Also in a run of 40 short steps, where what rounds the latents is as large as a step."""
     folder = save(name, tmp_path / "model")
     model = pipeline(path=str(folder), dtype="bfloat16", **TINY[name].options)
-    found = {check.name: check for check in model.pass_fence(4, *SIZE).checks}
+    found = {check.name: check for check in model.pass_fence(40, *SIZE).checks}
     assert model.network.dtype == torch.bfloat16
     assert found["velocity"].figure <= found["velocity"].limit == 2e-2
 

@@ -240,7 +240,7 @@ def table(found: Iterable[Result]) -> str:
     ]
     for row in found:
         low, high = row["gain"] - row["half"], row["gain"] + row["half"]
-        star = "\\*" if row["holm"] < 0.05 and row["gain"] > 0 and not row["failed"] else ""
+        star = "*" if row["holm"] < 0.05 and row["gain"] > 0 and not row["failed"] else ""
         name = f"`{row['config']}`" + (f" ({row['looks']} looks)" if row["looks"] > 1 else "")
         cells = [name, points(row["gain"]) + star, f"{points(low)} to {points(high)}"]
         cells += ["< 0.001" if row["holm"] < 0.001 else f"{row['holm']:.3f}"]

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from flowrl.core.abilities import conditioning
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import text_table
 from flowrl.models.facts import adapters
 from flowrl.models.pipeline import own_call
@@ -140,7 +141,8 @@ def main() -> int:
         rows.append([name, *cells])
     print(text_table(rows))
     if not asked:
-        write_json(RESULT, {"rows": len(TEXTS), "steps": STEPS, "side": SIDE, "adapters": found})
+        how = {"rows": len(TEXTS), "steps": STEPS, "side": SIDE}
+        write_json(RESULT, {**how, "adapters": found, "environment": environment()})
     return 0
 
 

@@ -92,8 +92,8 @@ def sentence(text: str) -> str:
     shown = json.loads((OUT.parent / "demonstration.json").read_text(encoding="utf-8"))
     guided = shown["curves"]["base_best_guidance"]
     said = (
-        f"Both need a CPU only, and no network once set up. Training took {least} to {most} minutes "
-        "on two cores with bfloat16 instructions, and takes longer without; over "
+        f"Both need a CPU only, and no network once set up. Training took {least} to {most} "
+        "minutes on two cores with bfloat16 instructions, and takes longer without; over "
         f"{len(minutes)} seeds it brought {points(mean, '')} points more right images of "
         f"validation prompts ({low} to {high}), to {percent(share)}. Untrained, with its best "
         f"guidance and steps, the model has {percent(guided)}, at eight times the evaluations."

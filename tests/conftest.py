@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
 
 TIERS = ("unit", "integration", "learning")
+ROUNDS = (20_000, 20, 20)  # of the garbage collector; Python's own are of 700 objects
 LONGEST = ("test_learning_shapes.py", "test_shards.py", "test_processes.py", "test_disks.py")
 
+gc.disable()  # until all is imported: its rounds would take longer than the imports
 torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on every machine
 
 
@@ -55,8 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of the garbage collector's later rounds: it stays to the end."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(*ROUNDS)
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -72,16 +72,20 @@ def test_a_line_within_a_second(name: str, tmp_path: Path) -> None:
     assert first and seconds < MOST, f"{name}: {seconds} s"
 
 
-def test_train_says_that_it_loads_before_torch_is_imported() -> None:
-    """One line, in the first of several processes alone, and none where nobody is to be told."""
+def test_train_says_that_it_loads_before_torch_is_imported(tmp_path: Path) -> None:
+    """One line, in the first of several processes alone, and none where nobody is to be told. The
+    libraries are played, by modules that say when they are imported."""
+    for name in ("torch", "scipy"):
+        (tmp_path / f"{name}.py").write_text("import sys\nprint(__name__, file=sys.stderr)\n")
     code = (
         "import sys; from flowrl.cli.start_up import say_when_loading as say; say('loading'); "
-        "import json, typing; assert 'torch' not in sys.modules; import torch, torchvision"
+        "import json, typing; assert 'torch' not in sys.modules; import torch, scipy"
     )
-    for rank, said in (("0", "loading\n"), ("1", "")):
+    paths = os.pathsep.join([str(tmp_path), str(TESTS.parent)])
+    for rank, said in (("0", "loading\ntorch\nscipy\n"), ("1", "torch\nscipy\n")):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": str(TESTS.parent), "RANK": rank},
+            env={**os.environ, "PYTHONPATH": paths, "RANK": rank},
             capture_output=True,
             text=True,
         )

@@ -77,6 +77,7 @@ def _run(command: list[str]) -> int:
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = command
+            sys.path.insert(0, str(Path(command[0]).parent))
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, int) or end.code is None:
@@ -86,9 +87,9 @@ def _run(command: list[str]) -> int:
     return 0
 
 
-def run(command: Sequence[str], log: Path) -> tuple[int, str]:
+def run(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
     """Run a command as `start` does to its end -> exit code, what it said."""
-    process = start(command, log)
+    process = start(command, log, folder=folder)
     process.join()
     assert process.exitcode is not None
     return process.exitcode, log.read_text()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
 from flowrl.runs.stubs import STUBS, write_stub
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_tests_of_stubs_pass_and_their_commands_train(
@@ -24,12 +23,10 @@ def test_the_tests_of_stubs_pass_and_their_commands_train(
     """From the stubs' folder, as a user would: the tests in a process of their own."""
     made = [write_stub(kind, f"my_{kind}", tmp_path) for kind in STUBS]
     assert all(file.exists() for one in made for file in one.files)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    run += [word for one in made for word in one.test[1:]]
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{2 * len(STUBS)} passed" in done.stdout
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    words += [word for one in made for word in one.test[1:]]
+    code, said = warm.run(words, tmp_path / "log", folder=tmp_path)
+    assert code == 0 and f"{2 * len(STUBS)} passed" in said, said
     # the commands
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import mean
 
 import pytest
 from toykit import axes, toy
@@ -16,7 +15,7 @@ from flowrl.core.shipped_files import list_configs
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
-ITERATIONS, SEEDS = 30, 2
+ITERATIONS = 30
 # those have tests of their own: they need a reward that learns, images from files, or other runs;
 # the guided ones have the axes of `rwr` and `best_of_n`, and draw with weights that stand still;
 # `dina_lrm` has those of `awm`
@@ -37,9 +36,9 @@ APART = (
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 
 
-def curve(folder: Path, name: str, seed: int) -> list[float]:
+def curve(folder: Path, name: str) -> list[float]:
     changes = [*SETTING, *axes(name), *TOY_SCALE.get(name, [])]
-    trainer = Trainer(toy(folder, *changes, f"seed={seed}", f"model.seed={seed}"))
+    trainer = Trainer(toy(folder, *changes, "seed=0", "model.seed=0"))
     rows = [trainer.step() for _ in range(ITERATIONS)]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert max(row.get("on_policy_gap", 0.0) for row in rows) < 1e-4
@@ -49,11 +48,11 @@ def curve(folder: Path, name: str, seed: int) -> list[float]:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_reward_rises(tmp_path: Path, name: str) -> None:
     """Mean red minus mean green of images, moved into [0, 1]: the last 8 iterations against the
-    first 8, for each seed.
+    first 8.
 
-    Measured: a mean of 0.069 (awm_tree, with 0.035 and 0.102) or more; without a signal a seed
-    changes by at most 0.022 (test_learning_toy.py's control, on this scale).
+    Measured: 0.035 (awm_tree) or more; without a signal a seed changes by at most 0.022
+    (test_learning_toy.py's control, on this scale).
     """
-    gains = [rise(curve(tmp_path, name, seed), 8) for seed in range(SEEDS)]
-    print(f"{name}: gains {gains}")
-    assert mean(gains) > 0.06 and min(gains) > 0.03
+    gain = rise(curve(tmp_path, name), 8)
+    print(f"{name}: gain {gain}")
+    assert gain > 0.03

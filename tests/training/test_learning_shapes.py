@@ -15,7 +15,7 @@ from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
-ITERATIONS = 5
+ITERATIONS = 3
 
 
 def one_task(name: str, folder: Path) -> Path:
@@ -35,19 +35,20 @@ def strict(trainer: Trainer) -> float:
     rewards = {"strict": trainer.rewards["strict"]}
     prompts = load_prompts(trainer.config.prompts.test)
     result = evaluate_prompts(
-        trainer.model, prompts, rewards, headline="strict", height=64, width=64, steps=10, images=16
+        trainer.model, prompts, rewards, headline="strict", height=64, width=64, steps=5, images=8
     )
     return float(result["strict"])
 
 
 def gain(folder: Path, seed: int) -> float:
-    """Train for a minute -> the change of strict accuracy on 24 held-out prompts, 16 images
+    """Train three iterations -> the change of strict accuracy on 24 held-out prompts, 8 images
     each."""
     files = [
         f"prompts.train={one_task('train', folder)}",
         f"prompts.test={one_task('validation', folder)}",
     ]
-    sizes = ["train.prompts=24", "train.group=8", "train.ema=0", "eval.weights=current"]
+    sizes = ["train.prompts=24", "train.group=8", "train.warmup=2"]
+    sizes += ["train.ema=0", "eval.weights=current"]
     trainer = Trainer(load_config("shapes/awm", [*files, *sizes, f"seed={seed}"]))
     before = strict(trainer)
     for _ in range(ITERATIONS):
@@ -56,13 +57,12 @@ def gain(folder: Path, seed: int) -> float:
 
 
 def test_two_coloured_shapes_are_learnt(tmp_path: Path) -> None:
-    """Effect: with seeds 0 to 3 the gains were .263, .224, .237 and .253 of 384 images each: mean
-    .244, std .017, in float32.
+    """Effect: with seeds 0 to 2 the gains were .358, .205 and .236 of 288 images each, in float32.
 
-    Without learning, the difference of two such accuracies near .6 has a standard error of .035: it
-    passes .12 by chance 3 times in ten thousand. The seed is fixed, so on one machine the outcome
+    Without learning, the difference of two such accuracies near .3 has a standard error of .047: it
+    passes .15 by chance 7 times in ten thousand. The seed is fixed, so on one machine the outcome
     is too.
     """
     found = gain(tmp_path, seed=0)
     print(f"gain {found}")
-    assert found > 0.12
+    assert found > 0.15

@@ -19,7 +19,7 @@ from flowrl.core.types import LossInput
 from flowrl.runs.train import train
 from flowrl.training.trainer import Trainer
 
-ITERATIONS, SEEDS = 30, 2
+ITERATIONS = 30
 SMALL = (
     "model={fn: toykit.linear, channels: 2}",
     "image={height: 8, width: 8}",
@@ -76,15 +76,14 @@ def trainer_of(folder: Path, name: str, *overrides: str) -> Trainer:
 @pytest.mark.learning
 @pytest.mark.parametrize("name", METHODS)
 def test_the_reward_rises_far_outside_the_noise(tmp_path: Path, name: str) -> None:
-    """Mean red minus mean green, in [-1, 1]: the last 8 iterations against the first 8, for each
-    seed. Measured: at least 0.18; test_learning_toy.py's control moves by 0.04 at most."""
-    for seed in range(SEEDS):
-        trainer = trainer_of(tmp_path, name, f"seed={seed}", f"model.seed={seed}")
-        rows = [trainer.step() for _ in range(ITERATIONS)]
-        assert all(math.isfinite(value) for row in rows for value in row.values())
-        gain = rise([row["reward/red"] for row in rows], 8)
-        print(f"{name}, seed {seed}: gain {gain:.3f}")
-        assert gain > 0.12
+    """Mean red minus mean green, in [-1, 1]: the last 8 iterations against the first 8. Measured:
+    at least 0.18; test_learning_toy.py's control moves by 0.04 at most."""
+    trainer = trainer_of(tmp_path, name, "seed=0", "model.seed=0")
+    rows = [trainer.step() for _ in range(ITERATIONS)]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    gain = rise([row["reward/red"] for row in rows], 8)
+    print(f"{name}: gain {gain:.3f}")
+    assert gain > 0.12
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def _bars(
     """Draw points with their intervals; those that have none stand alone."""
     x = [shift * (point[0] or 0.0) for point in points]
     y = np.array([point[1] for point in points], float)
-    low, high = (np.array([point[i] for point in points], float) for i in (2, 3))
+    low = np.array([point[2] for point in points], float)
+    high = np.array([point[3] for point in points], float)
     sides = np.nan_to_num(np.stack([y - low, high - y]))
     look = {"ls": "none", "ms": 5, "lw": 1.2, "elinewidth": 1.1, "capsize": 2.5, **look}
     axes.errorbar(x, y, sides, color=color, **look)

@@ -71,7 +71,8 @@ def rows(result: Result) -> list[Result]:
         ended = ended_runs(entry)
         row |= {"seeds": len(ended), "failed": len(entry["seeds"]) - len(ended)}
         row |= {"below": int((scores < base).sum()), "looks": looks(result, entry["file"])}
-        row |= {"lr": entry["lr"], "factor": entry["lr"] / entry["search"]["own_lr"]}
+        own = entry["search"]["own_lr"] if entry["search"] else entry["lr"]
+        row |= {"lr": entry["lr"], "factor": entry["lr"] / own}
         row |= {"moves": moves(entry), "per_image": per_image(entry), "variety": variety(entry)}
         row["to"] = [evaluations_to(entry, rise) for rise in RISES]
         row["flowrl"] = _version(result, ended)
@@ -191,6 +192,13 @@ def table(some: Iterable[Result]) -> str:
     return markdown_table(lines)
 
 
+def broken(result: Result, some: Iterable[Result]) -> str:
+    """Name the configs that have no row since none of their runs reached the budget."""
+    rows_of = {row["config"] for row in some}
+    names = [f"`{entry['file']}`" for entry in result["configs"] if entry["file"] not in rows_of]
+    return wrapped(f"Broke in every seed: {', '.join(names)}.") if names else ""
+
+
 def star(row: Mapping[str, Any]) -> str:
     """Mark a gain that all of the table's tests leave standing; a run that failed may have reached
     anything."""
@@ -270,7 +278,9 @@ def page(text: str) -> str:
     result, some = found()
     parts = []
     if some:
-        parts = [INTRODUCTION, table(some), BASE_HEAD, base_table(untrained(result))]
+        parts = [INTRODUCTION, table(some), broken(result, some)]
+        parts += [BASE_HEAD, base_table(untrained(result))]
+    parts = [part for part in parts if part]
     return between(text, "methods: table", "methods: end", parts)
 
 

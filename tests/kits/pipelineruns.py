@@ -1,5 +1,5 @@
-"""Train a tiny pipeline of a class by AWM, export what was trained, and put the plain pipeline with
-it beside the run's own model."""
+"""Train a tiny pipeline of a class, export what was trained, and put the plain pipeline with it
+beside the run's own model; the gradient beside finite differences, and the first ratio."""
 
 from __future__ import annotations
 
@@ -79,17 +79,27 @@ def overrides(name: str, folder: Path) -> list[str]:
     return over + [f"model.{key}={json.dumps(value)}" for key, value in options.items()]
 
 
-def slope_gap(name: str) -> float:
+def _plan(name: str, method: str) -> list[str]:
+    """Return what makes a method's plan short, in steps that a class has."""
+    if method == "awm":
+        return FEW
+    scheduler = tiny_pipeline(name).scheduler
+    if check_scheduler(type(scheduler).__name__, scheduler.config, name):
+        return ["transition={fn: ddim}", f"plan={{fn: full, steps: {STEPS}, noise_scale: 1.0}}"]
+    return [f"plan.steps={STEPS}"]
+
+
+def slope_gap(name: str, prompts: int = 1) -> float:
     """Return the relative difference of the gradient of all weights along one random direction from
-    a central finite difference, in float32."""
+    a central finite difference, in float32, of a batch of one or two prompts."""
     options = {**TINY[name].options, "tune": "full"}
     with small():
         model: Any = from_pipeline(tiny_pipeline(name), adapter=False, **options)
         shape = model.latent_shape(*SIZE)
-        sigma = model.sigmas(STEPS, *SIZE)[1:2]
-        asked = model.asked(PROMPTS[0], model.layout(*SIZE))
-        cond = model._encoded([asked])
-        x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        sigma = model.sigmas(STEPS, *SIZE)[1 : 1 + prompts]
+        asked = [model.asked(prompt, model.layout(*SIZE)) for prompt in PROMPTS[:prompts]]
+        cond = model._encoded(asked)
+        x = torch.randn(prompts, *shape, generator=torch.Generator().manual_seed(0))
         weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
         def value() -> Tensor:
@@ -114,10 +124,7 @@ def ratio_gap(name: str, folder: Path) -> float:
     """Return how far the ratio of what was sampled is from 1 before the first update of Flow-GRPO,
     its mean or its deviation, whichever is more."""
     # before the first update: nothing moves between the steps of an iteration
-    over = [*overrides(name, folder), f"plan.steps={STEPS}", "optimizer.lr=1.0e-12"]
-    scheduler = tiny_pipeline(name).scheduler
-    if check_scheduler(type(scheduler).__name__, scheduler.config, name):
-        over += ["transition={fn: ddim}", f"plan={{fn: full, steps: {STEPS}, noise_scale: 1.0}}"]
+    over = [*overrides(name, folder), *_plan(name, "flow_grpo"), "optimizer.lr=1.0e-12"]
     with small():
         model = save(name, folder / "sampled")
         config = load_config(composed("flow_grpo", str(model)), over, PLUGINS)
@@ -127,17 +134,18 @@ def ratio_gap(name: str, folder: Path) -> float:
     return max(abs(metrics["ratio"] - 1), metrics["ratio_std"])
 
 
-def trained(name: str, folder: Path) -> dict[str, Any]:
-    """Train, export, load -> what was compared: the plain pipeline with the exported weights beside
-    the run's model (``velocity`` at each step, ``images``), and ``moved``, how far it is from the
-    pipeline as it was."""
+def trained(name: str, folder: Path, method: str = "awm") -> dict[str, Any]:
+    """Train in `folder`/run, export, load -> what was compared: the plain pipeline with the
+    exported weights beside the run's model (``velocity`` at each step, ``images``), and ``moved``,
+    how far it is from the pipeline as it was."""
     with small():
-        return _trained(name, folder)
+        return _trained(name, folder, method)
 
 
-def _trained(name: str, folder: Path) -> dict[str, Any]:
+def _trained(name: str, folder: Path, method: str) -> dict[str, Any]:
     model, run = save(name, folder / "model"), folder / "run"
-    config = load_config(composed("awm", str(model)), [*overrides(name, folder), *FEW], PLUGINS)
+    over = [*overrides(name, folder), *_plan(name, method)]
+    config = load_config(composed(method, str(model)), over, PLUGINS)
     summary = train(config, run, quiet=True)
     steps = [row["iteration"] for row in read_rows(run, "metrics.jsonl")]
     export(run, folder / "out", iteration="last", weights="current", plugins=PLUGINS)

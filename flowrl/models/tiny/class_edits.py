@@ -28,6 +28,7 @@ from transformers import (
 from flowrl.models.tiny.language import VISION, flux2_vae, qwen_tokenizer
 from flowrl.models.tiny.readers import (
     CHAT,
+    FLUX,
     WIDTH,
     flow,
     language,
@@ -46,14 +47,7 @@ def longcat(kind: str = "LongCatImagePipeline") -> Any:
     """Make a LongCat-Image, or the one that edits."""
     return getattr(diffusers, kind)(
         transformer=diffusers.LongCatImageTransformer2DModel(
-            in_channels=64,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=WIDTH,
-            pooled_projection_dim=WIDTH,
-            axes_dims_rope=[4, 6, 6],
+            pooled_projection_dim=WIDTH, axes_dims_rope=[4, 6, 6], **FLUX
         ),
         scheduler=flow(use_dynamic_shifting=True),
         vae=vae(),

@@ -1,5 +1,5 @@
 """What the tiny pipelines of `flowrl.models.tiny.classes` have in common: tokenizers, readers of
-prompts, schedulers and decoders."""
+prompts, schedulers, decoders, and sizes of networks of one structure."""
 
 from __future__ import annotations
 
@@ -31,6 +31,30 @@ CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.content is string %}{{ m.content }}"
     "{% else %}{{ m.content[0].text }}{% endif %}<|im_end|>{% endfor %}"
 )
+FLUX: dict[str, Any] = {  # of networks of FLUX's structure
+    "in_channels": 64,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": WIDTH,
+}
+DIT: dict[str, Any] = {  # of networks of PixArt's structure
+    "sample_size": 8,
+    "patch_size": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 3,
+    "caption_channels": WIDTH,
+    "in_channels": 4,
+    "cross_attention_dim": 24,
+    "out_channels": 8,
+    "attention_bias": True,
+    "activation_fn": "gelu-approximate",
+    "num_embeds_ada_norm": 1000,
+    "norm_type": "ada_norm_single",
+    "norm_elementwise_affine": False,
+    "norm_eps": 1e-6,
+}
 
 
 def letters() -> PreTrainedTokenizerFast:

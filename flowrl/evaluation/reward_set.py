@@ -201,11 +201,6 @@ class RewardSet:
         scores = self._scores(values, batch, leaf, tree)
         return total_reward(scores.values, self.weights)
 
-    def has_state(self) -> bool:
-        """Say whether `update` changes anything."""
-        kept = self.credit is not None or isinstance(self.aggregate, StatefulAggregator)
-        return kept or bool(self.learned_rewards())
-
     def trains_policy(self, iteration: int) -> bool:
         """Say whether the policy is updated in this iteration; a reward may first learn alone."""
         return all(reward.trains_policy(iteration) for reward in self.learned_rewards().values())

@@ -10,8 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.algorithms.forest import leaf_kinds, subtree_mean
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, as_one_message

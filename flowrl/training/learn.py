@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import states_of, trained_nodes
+from flowrl.algorithms.forest import states_of, trained_nodes
 from flowrl.core.errors import RunError
 from flowrl.core.host_copies import checked_later, on_host
 from flowrl.core.processes import whole

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import best_below, count_trained, states_of, trained_nodes
+from flowrl.algorithms.forest import best_below, count_trained, states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.plan_steps import steps_of, windows_of
 from flowrl.config.calls import Call

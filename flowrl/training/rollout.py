@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import cond_of, leaf_sigmas
+from flowrl.algorithms.forest import cond_of, leaf_places, leaf_sigmas, merge, without_leaves
 from flowrl.algorithms.rollout.engine import sample
-from flowrl.algorithms.rollout.join import leaf_places, merge, without_leaves
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.core.abilities import judges_singly, sees_latents
 from flowrl.core.pixels import to_bytes

@@ -14,7 +14,7 @@ from torch import Tensor
 from toykit import redness, toy
 from trainkit import files_of, same_files, trainer_for, weights_of
 
-from flowrl.algorithms.nodes import KINDS, leaf_kinds
+from flowrl.algorithms.forest import KINDS, leaf_kinds
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import RewardBatch

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import count_trained, states_of, trained_nodes
+from flowrl.algorithms.forest import count_trained, states_of, trained_nodes
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.host_copies import checked_later
 from flowrl.core.part import Part, PartState

@@ -22,8 +22,7 @@ from flowrl.evaluation.reward_metrics import distances
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training import rollout as collect_file
-from flowrl.training.checks import broken_rows
-from flowrl.training.rollout import collect
+from flowrl.training.rollout import broken_rows, collect
 from flowrl.training.trainer import Trainer
 
 FOUR = ("train.prompts=4", "train.parts=4")

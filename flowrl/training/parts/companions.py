@@ -21,9 +21,8 @@ from flowrl.core.types import Batch, Eval, LossInput, Plan, Rollout
 from flowrl.training import checkpoint
 from flowrl.training.batches import Minibatch, NetworkCall, NodeTable, SharedForest, cut, deal
 from flowrl.training.checkpoint_state import check_optimizer
-from flowrl.training.learn import CallRows, sum_gradients
+from flowrl.training.learn import CallRows, Trained, reduce_metrics, sum_gradients
 from flowrl.training.method import COMPANIONS, TRAINED_CALLS
-from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,

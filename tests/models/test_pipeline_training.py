@@ -34,7 +34,10 @@ def test_a_run_ends_in_a_lora_that_the_plain_pipeline_loads(
     fence, and a resume under another diffusers passes it again."""
     name, run = "Lumina2Pipeline", tmp_path / "run"
     found = trained(name, tmp_path, "flow_grpo")
-    assert found["iterations"] == 3 and sum(row["trained"] for row in read_rows(run, "metrics.jsonl")) > 0
+    assert (
+        found["iterations"] == 3
+        and sum(row["trained"] for row in read_rows(run, "metrics.jsonl")) > 0
+    )
     assert found["images"] < 1e-4 and found["velocity"] < 1e-4 and found["moved"] > 1e-3
     kept = read_object(run, "environment.json")["fence"]
     assert {(one["pipeline"], one["version"]) for one in kept} == {(name, diffusers.__version__)}

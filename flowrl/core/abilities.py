@@ -82,18 +82,6 @@ class PassesFence(Protocol):
     def fence_record(self) -> list[dict[str, Any]]: ...
 
 
-@runtime_checkable
-class EncodesSources(Protocol):
-    """A model whose images start from others, which the prompts' records name: it edits them, or
-    sets them in motion."""
-
-    @property
-    def most_sources(self) -> int: ...  # of one prompt; `fewest_sources`, if there, else 1
-
-    # sources [G] -> {name: [G, ...]}
-    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond: ...
-
-
 def conditioning(model: FlowModel, prompts: list[str], sources: Sequence[Source]) -> Cond:
     """Encode prompts [G], with their sources [G] where the model starts from images."""
     with_sources = getattr(model, "encode_with_sources", None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import KINDS
+from flowrl.algorithms.forest import KINDS
 
 LOOKS = ("saturation", "sharpness", "grid")
 PERIOD = 8  # pixels: of the autoencoders, and half of the networks' patches

@@ -10,8 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.algorithms.forest import leaf_kinds, subtree_mean
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, as_one_message
@@ -200,11 +199,6 @@ class RewardSet:
         """Return the weighted sum [L] of the rewards after their transforms, NaN = not scored."""
         scores = self._scores(values, batch, leaf, tree)
         return total_reward(scores.values, self.weights)
-
-    def has_state(self) -> bool:
-        """Say whether `update` changes anything."""
-        kept = self.credit is not None or isinstance(self.aggregate, StatefulAggregator)
-        return kept or bool(self.learned_rewards())
 
     def trains_policy(self, iteration: int) -> bool:
         """Say whether the policy is updated in this iteration; a reward may first learn alone."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flowrl.algorithms.nodes import Trains
+from flowrl.algorithms.forest import Trains
 from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for, total_counts
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import best_below, count_trained, states_of, trained_nodes
+from flowrl.algorithms.forest import best_below, count_trained, states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.plan_steps import steps_of, windows_of
 from flowrl.config.calls import Call
@@ -40,8 +40,7 @@ from flowrl.core.types import (
 )
 from flowrl.training.guidance import is_guided
 from flowrl.training.iteration_cost import IterationCost, cost_of_plan
-from flowrl.training.method import Method, method_of, unrolled_calls
-from flowrl.training.metrics import check_names
+from flowrl.training.method import Method, check_names, method_of, unrolled_calls
 from flowrl.training.parts import Parts, parts_of
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.algorithms.forest import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState

@@ -113,6 +113,7 @@ def trained(method: str, model: str) -> dict[str, Any]:
         "model": model,
         "said": said,
         "seconds": round(time.monotonic() - started, 1),
+        "commit": environment()["commit"],
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from trainkit import TREE, trainer_for
 
-from flowrl.algorithms.nodes import decision_nodes
+from flowrl.algorithms.forest import decision_nodes
 from flowrl.algorithms.plans.solvers import pairs
 from flowrl.algorithms.plans.trees import tree
 from flowrl.algorithms.plans.windows import full, random_window, sliding_window

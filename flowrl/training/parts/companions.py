@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import count_trained, states_of, trained_nodes
+from flowrl.algorithms.forest import count_trained, states_of, trained_nodes
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.host_copies import checked_later
 from flowrl.core.part import Part, PartState
@@ -21,9 +21,8 @@ from flowrl.core.types import Batch, Eval, LossInput, Plan, Rollout
 from flowrl.training import checkpoint
 from flowrl.training.batches import Minibatch, NetworkCall, NodeTable, SharedForest, cut, deal
 from flowrl.training.checkpoint_state import check_optimizer
-from flowrl.training.learn import CallRows, sum_gradients
+from flowrl.training.learn import CallRows, Trained, reduce_metrics, sum_gradients
 from flowrl.training.method import COMPANIONS, TRAINED_CALLS
-from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,

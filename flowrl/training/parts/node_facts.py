@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, count_trained
+from flowrl.algorithms.forest import best_below, count_trained
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import length_ratio
 from flowrl.core.part import Part

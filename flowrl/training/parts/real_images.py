@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import initial_noise, state_rows
+from flowrl.algorithms.forest import initial_noise, state_rows
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides, discrete_levels
 from flowrl.core.errors import ConfigError, DataError

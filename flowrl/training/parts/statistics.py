@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.algorithms.forest import leaf_kinds, trained_nodes
 from flowrl.core.part import Part
 from flowrl.evaluation.reward_metrics import (
     LOOKS,

@@ -123,7 +123,7 @@ def contrast(claim: Contrast, result: Result) -> Seen | None:
         return None
     failed = any(run["failed"] is not None for entry in pair for run in entry["seeds"])
     if claim.faster:
-        return _faster(*(slopes(entry) for entry in pair), failed)
+        return _faster(slopes(pair[0]), slopes(pair[1]), failed)
     value, error = model.difference(*(entry["name"] for entry in pair))
     half = float(error.half())
     ends = f"{points(value - half, '')} to {points(value + half, '')}"

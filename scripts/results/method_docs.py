@@ -19,6 +19,7 @@ import gains
 import methods_table
 import yaml
 from figures import wrapped
+from methods import FILE as EQUAL
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
@@ -43,7 +44,7 @@ def levels() -> dict[str, Verified]:
     tests/config/test_method_configs.py rehearses."""
     found = dict.fromkeys(list_configs(), Verified())
     kept = [(gains.FILE.name, row["version"], row) for row in gains.rows()]
-    kept += [(methods_table.FILE.name, row["flowrl"], row) for row in methods_table.found()[1]]
+    kept += [(EQUAL.name, row["flowrl"], row) for row in methods_table.found()[1]]
     for file, version, row in kept:
         if row["config"] in found:
             found[row["config"]] = Verified(

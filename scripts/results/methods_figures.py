@@ -42,9 +42,9 @@ def chart_numbers(result: Result, rows: Sequence[Mapping[str, Any]]) -> Numbers:
             groups.setdefault(_group(row["title"]), []).append(point)
     lines = {name: sorted([plain, *some], key=_cost) for name, some in groups.items()}
     trained = {}
-    for row in rows[:BEST]:
-        ends = (row["base"] + row["gain"] + side * row["half"] for side in (-1, 1))
-        trained[short(row)] = [STEPS, 100 * row["right"], *(100 * end for end in ends)]
+    for best in rows[:BEST]:
+        ends = (best["right"] + side * best["half"] for side in (-1, 1))
+        trained[short(best)] = [STEPS, 100 * best["right"], *(100 * end for end in ends)]
     return {"base": lines or {"base model": [plain]}, "trained": trained}
 
 

@@ -66,7 +66,7 @@ def rows(result: Result) -> list[Result]:
         scores = model.groups[name] @ model.weights(None)
         base = float(model.base @ model.weights(None))
         row = {"config": entry["file"], "right": float(scores.mean()), "gain": gain}
-        row |= {"half": float(error.half()), "p": error.p(gain), "base": base}
+        row |= {"half": float(error.half()), "p": error.p(gain)}
         # of the runs
         ended = ended_runs(entry)
         row |= {"seeds": len(ended), "failed": len(entry["seeds"]) - len(ended)}

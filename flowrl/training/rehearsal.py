@@ -38,6 +38,7 @@ from flowrl.core.types import (
     Rollout,
     SelectInput,
 )
+from flowrl.training.checks import check_ahead
 from flowrl.training.guidance import is_guided
 from flowrl.training.iteration_cost import IterationCost, cost_of_plan
 from flowrl.training.method import Method, check_names, method_of, unrolled_calls
@@ -112,6 +113,7 @@ def check_plan(config: Config, task: Task | None = None) -> RehearsedIteration:
         method = method_of(config)
         task = Task(config=config, method=method, parts=parts_of(config, method))
     method, first, known = task.method, None, set()
+    check_ahead(config, method)
     for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
         where = (config.source or "config") + (f", iteration {iteration}" if iteration else "")
         try:

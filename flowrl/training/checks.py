@@ -83,7 +83,7 @@ def check_sees_sigma(config: Config, rewards: dict[str, Any], plan: Plan) -> Non
 
 def check_processes(task: Any) -> None:
     """Raise ConfigError unless the prompts of an iteration can be shared out over the processes,
-    and all parts go with how these work together; task: `flowrl.training.rehearsal.Task`."""
+    and all parts go with how these work together; task: `flowrl.training.task.Task`."""
     config, world, method = task.config, task.world, task.method
     # a prompt's images stay in one process, since they are compared with each other
     prompts = config.train.prompts

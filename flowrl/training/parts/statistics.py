@@ -6,7 +6,7 @@ import torch
 
 from flowrl.algorithms.forest import leaf_kinds, trained_nodes
 from flowrl.core.part import Part
-from flowrl.evaluation.reward_metrics import (
+from flowrl.evaluation.reward_set import (
     LOOKS,
     histogram,
     looks_of,

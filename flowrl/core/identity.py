@@ -159,8 +159,8 @@ def _code_of(raw: bytes) -> bytes:
     for node in ast.walk(tree):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
-            for line in range(first.lineno - 1, first.end_lineno or first.lineno):
-                lines[line] = None
+            for row in range(first.lineno - 1, first.end_lineno or first.lineno):
+                lines[row] = None
     # comments, and the lines that were nothing else
     for token in tokens:
         line = lines[token.start[0] - 1] if token.type == tokenize.COMMENT else None

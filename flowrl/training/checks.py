@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.config.load import Config
@@ -106,7 +106,7 @@ def check_sees_sigma(config: Config, rewards: dict[str, Any], plan: Plan) -> Non
 
 def check_processes(task: Any) -> None:
     """Raise ConfigError unless the prompts of an iteration can be shared out over the processes,
-    and all parts go with how these work together; task: `flowrl.training.rehearsal.Task`."""
+    and all parts go with how these work together; task: `flowrl.training.task.Task`."""
     config, world, method = task.config, task.world, task.method
     # a prompt's images stay in one process, since they are compared with each other
     prompts = config.train.prompts

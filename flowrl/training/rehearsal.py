@@ -8,9 +8,7 @@ weight is read.
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +23,6 @@ from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
-from flowrl.core.processes import ALONE, World
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import (
     Batch,
@@ -39,10 +36,9 @@ from flowrl.core.types import (
     SelectInput,
 )
 from flowrl.training.checks import check_ahead
-from flowrl.training.guidance import is_guided
-from flowrl.training.iteration_cost import IterationCost, cost_of_plan
 from flowrl.training.method import Method, check_names, method_of, unrolled_calls
-from flowrl.training.parts import Parts, parts_of
+from flowrl.training.parts import parts_of
+from flowrl.training.task import IterationCost, Task
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
@@ -50,41 +46,6 @@ LEAST_STD = 1e-6  # rounding makes sin(pi) 1e-7
 # more than all of the predicted noise cannot be replaced
 MOST_NOISE_SCALE = {"cps": 1.0, "ddim": 1.0, "stepwise_sde": 1.0}
 ALONE_PENALTY = "flowrl.algorithms.losses.policy.penalty_alone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is known of a run from its config alone."""
-
-    config: Config
-    method: Method
-    parts: Parts
-    world: World = ALONE
-    sharded: bool = False
-
-    @functools.cached_property
-    def guided(self) -> bool:
-        """Say whether each velocity evaluates the network with and without the prompt."""
-        return is_guided(self.config)
-
-    def work(self, plan: Plan) -> IterationCost:
-        """Count what an iteration with a plan costs."""
-        cost = cost_of_plan(self.config, plan, self.method.likelihood, guided=self.guided)
-        for part in self.parts.at("work"):
-            cost = part.work(self, plan, cost)
-        return cost
-
-    def trained_calls(self, update: int, steps: list[int]) -> int:
-        """Return the network calls that training one row takes at most: those of the method, and
-        of parts."""
-        calls = self.method.trained_calls(update, steps)
-        for part in self.parts.at("row_calls"):
-            calls += part.row_calls(self) if calls else 0
-        return calls
-
-    def known(self) -> dict[str, Any]:
-        """Return the fields by name, for a record of more."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class RehearsedIteration(NamedTuple):

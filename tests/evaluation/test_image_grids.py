@@ -23,7 +23,7 @@ from flowrl.evaluation.image_grids import (
     save_strip,
     some_frames,
 )
-from flowrl.evaluation.reward_metrics import (
+from flowrl.evaluation.reward_set import (
     grid_energy,
     looks_of,
     prompt_entropy,

@@ -18,7 +18,7 @@ from flowrl.algorithms.forest import KINDS, leaf_kinds
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.reward_metrics import distances
+from flowrl.evaluation.reward_set import distances
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training import rollout as collect_file

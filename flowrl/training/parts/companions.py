@@ -29,9 +29,9 @@ from flowrl.training.optimizer_state import (
     optimizer_to_tensors,
 )
 from flowrl.training.parts.copies import evaluated, put_copies
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Iteration, Prepared, Run
 from flowrl.training.start_weights import check_start, start_from
+from flowrl.training.task import Task
 
 PREFIX = "optimizer-"
 

@@ -12,8 +12,8 @@ from flowrl.core.noise_path import length_ratio
 from flowrl.core.part import Part
 from flowrl.core.types import LossInput, Plan, Rollout
 from flowrl.training.learn import CallRows
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Run
+from flowrl.training.task import Task
 
 NONZERO = "flowrl.algorithms.selection.select.nonzero"
 

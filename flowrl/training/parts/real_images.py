@@ -31,8 +31,8 @@ from flowrl.training.guidance import is_guided, teacher_guidance
 from flowrl.training.learn import CallRows
 from flowrl.training.parts.copies import limits_of
 from flowrl.training.parts.stored_images import check_encodes, check_encodes_ahead
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Iteration, Prepared, Run
+from flowrl.training.task import Task
 
 IMAGE = "image"
 KEPT = 2**30  # bytes of latents that are kept on the host for later iterations

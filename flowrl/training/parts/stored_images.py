@@ -25,10 +25,9 @@ from flowrl.evaluation.preference_pairs import (
     read_pair,
 )
 from flowrl.evaluation.sources import encode_rows
-from flowrl.training.iteration_cost import IterationCost
-from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import sigma_grid
 from flowrl.training.run import Iteration, Prepared, Run
+from flowrl.training.task import IterationCost, Task
 
 
 @runtime_checkable

@@ -23,8 +23,8 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.types import Cond, Plan, Rollout
 from flowrl.models.toy import LinearFlow
-from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.parts.stored_images import StoredImages
+from flowrl.training.task import IterationCost, iteration_cost
 
 
 class Counting(LinearFlow):

@@ -144,12 +144,16 @@ def _missing(name: str) -> bool:
 
 def _compare(name: str) -> None:
     """Add a config to the file."""
-    kept = _read() if FILE.exists() else {}
-    more: dict[str, Any] = {**SEARCH, "overrides": SETTINGS, "runs": RUNS, "out": FILE}
-    compare([name], seeds=SEEDS, nfe=NFE, seconds=0, count="calls", points=1, **more)
-    # what stands beside the runs
-    found = _read()
-    write_json(FILE, {**found, **{key: kept[key] for key in kept if key not in found}})
+    more: dict[str, Any] = {**SEARCH, "overrides": SETTINGS, "runs": RUNS}
+    add_to(FILE, [name], seeds=SEEDS, nfe=NFE, points=1, **more)
+
+
+def add_to(file: Path, configs: Sequence[Any], **options: Any) -> None:
+    """Compare configs by calls of the network into a file; what stands there beside stays."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    compare(configs, seconds=0, count="calls", out=file, **options)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {**found, **{key: kept[key] for key in kept if key not in found}})
 
 
 def _read() -> Result:
@@ -188,20 +192,29 @@ def alternatives() -> None:
 
 def rows(result: Result) -> list[Result]:
     """Work out every row from the outcomes: score, gain, interval and Holm's p, best first."""
+    entries = {entry["file"]: entry for entry in result["configs"]}
+    found = gains(result)
+    for row in found:
+        entry = entries[row["config"]]
+        row |= {"lr": entry["lr"], "factor": entry["lr"] / entry["search"]["own_lr"]}
+        row["looks"] = _looks(result, entry["file"])
+    return found
+
+
+def gains(result: Mapping[str, Any]) -> list[Result]:
+    """Work out what the configs of a comparison gained over its base model from the outcomes:
+    score, gain, half its interval, p and Holm's p, seeds that failed or ended below, best first."""
     model = error_model(result["configs"], result["base"], "nfe")
-    found = []
+    base, found = float(model.base @ model.weights(None)), []
     for entry in result["configs"]:
         name, ended = entry["name"], [run for run in entry["seeds"] if run["at"]["nfe"]]
         if name not in model.groups:
             continue
         gain, error = model.gain(name)
         scores = model.groups[name] @ model.weights(None)
-        base = float(model.base @ model.weights(None))
         row = {"config": entry["file"], "right": float(scores.mean()), "gain": gain}
-        row |= {"half": error.half(), "p": error.p(gain), "lr": entry["lr"]}
-        row |= {"factor": entry["lr"] / entry["search"]["own_lr"], "seeds": len(ended)}
-        row |= {"failed": len(entry["seeds"]) - len(ended)}
-        row |= {"below": int((scores < base).sum()), "looks": _looks(result, entry["file"])}
+        row |= {"half": error.half(), "p": error.p(gain), "seeds": len(ended)}
+        row |= {"failed": len(entry["seeds"]) - len(ended), "below": int((scores < base).sum())}
         row["iterations"] = float(np.mean([run["at"]["nfe"]["iteration"] for run in ended]))
         found.append(row)
     adjusted = holm([row["p"] for row in found])

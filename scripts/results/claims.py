@@ -256,9 +256,9 @@ def why_spo(gains: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     own, finished = (points(row["gain"]) for row in pair if row)
     return wrapped(
-        "Why SPO as published has not gained here: its judge of noisy images. With it `shapes/spo` "
-        f"came to {own} points; `shapes/spo_finished`, the same pairs and loss where each "
-        f"candidate is sampled to its end and compared by the reward, came to {finished}."
+        f"SPO as published, `shapes/spo`, which judges noisy images, came to {own} points; with "
+        f"the same loss `shapes/spo_finished`, which samples each candidate to its end and "
+        f"compares by the reward, came to {finished}. That its judge is the cause was not tested."
     )
 
 

@@ -147,12 +147,16 @@ def _missing(name: str) -> bool:
 
 def _compare(name: str) -> None:
     """Add a config to the file."""
-    kept = read() if FILE.exists() else {}
-    more: dict[str, Any] = {**SEARCH, "overrides": SETTINGS, "runs": RUNS, "out": FILE}
-    compare([name], seeds=SEEDS, nfe=NFE, seconds=0, count="calls", points=1, **more)
-    # what stands beside the runs
-    found = read()
-    write_json(FILE, {**found, **{key: kept[key] for key in kept if key not in found}})
+    more: dict[str, Any] = {**SEARCH, "overrides": SETTINGS, "runs": RUNS}
+    add_to(FILE, [name], seeds=SEEDS, nfe=NFE, points=1, **more)
+
+
+def add_to(file: Path, configs: Sequence[Any], **options: Any) -> None:
+    """Compare configs by calls of the network into a file; what stands there beside stays."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    compare(configs, seconds=0, count="calls", out=file, **options)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {**found, **{key: kept[key] for key in kept if key not in found}})
 
 
 def read() -> Result:

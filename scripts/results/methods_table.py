@@ -54,14 +54,30 @@ def model_of(result: Result) -> ErrorModel:
 
 
 def rows(result: Result) -> list[Result]:
-    """Work out every row from the outcomes: score, gain, interval and Holm's p, best first; and
-    from the training curves how fast a config learnt, and what variety it kept."""
-    model, made = model_of(result), []
+    """Work out every row from the outcomes, best first."""
+    entries = {entry["file"]: entry for entry in result["configs"]}
+    found = gains(result)
+    for row in found:
+        entry = entries[row["config"]]
+        own = entry["search"]["own_lr"] if entry["search"] else entry["lr"]
+        row |= {"lr": entry["lr"], "factor": entry["lr"] / own}
+        row["looks"] = looks(result, entry["file"])
+        row |= {"moves": moves(entry), "per_image": per_image(entry), "variety": variety(entry)}
+        row["to"] = [evaluations_to(entry, rise) for rise in RISES]
+        row["flowrl"] = _version(result, ended_runs(entry))
+    return found
+
+
+def gains(result: Result) -> list[Result]:
+    """Work out what the configs of a comparison gained over its base model from the outcomes:
+    score, gain, half its interval, p and Holm's p, seeds that failed or ended below, best first."""
+    model = error_model(result["configs"], result["base"], "nfe")
+    made = []
     for entry in result["configs"]:
         name = entry["name"]
         if name not in model.groups:
             continue
-        # on the prompts of the table
+        # on the prompts of the comparison
         gain, error = model.gain(name)
         scores = model.groups[name] @ model.weights(None)
         base = float(model.base @ model.weights(None))
@@ -70,12 +86,7 @@ def rows(result: Result) -> list[Result]:
         # of the runs
         ended = ended_runs(entry)
         row |= {"seeds": len(ended), "failed": len(entry["seeds"]) - len(ended)}
-        row |= {"below": int((scores < base).sum()), "looks": looks(result, entry["file"])}
-        own = entry["search"]["own_lr"] if entry["search"] else entry["lr"]
-        row |= {"lr": entry["lr"], "factor": entry["lr"] / own}
-        row |= {"moves": moves(entry), "per_image": per_image(entry), "variety": variety(entry)}
-        row["to"] = [evaluations_to(entry, rise) for rise in RISES]
-        row["flowrl"] = _version(result, ended)
+        row["below"] = int((scores < base).sum())
         made.append(row)
     for row, p in zip(made, holm([row["p"] for row in made]), strict=True):
         row["holm"] = p

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.config.load import Config
-from flowrl.core.abilities import ExtendsModel, discrete_levels, sees_latents, sees_sigma
+from flowrl.core.abilities import (
+    ExtendsModel,
+    discrete_levels,
+    known_ahead,
+    sees_latents,
+    sees_sigma,
+)
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import FlowModel, Plan
 from flowrl.training.method import Method
@@ -22,6 +28,23 @@ def check_headline(config: Config, rewards: dict[str, Any]) -> None:
             f"eval.score: {config.headline} judges latents, but evaluations have images alone; "
             "name a reward that judges these, with weight 0 if it is only watched"
         )
+
+
+class _OfTimesteps:
+    """Stand in for a model that knows the noise levels of its training timesteps alone."""
+
+    discrete_levels = True
+
+    def sigmas(self, steps: int, *_: int) -> Tensor:
+        """Return a grid [steps + 1]; which one does not matter."""
+        return torch.linspace(1, 0, steps + 1)
+
+
+def check_ahead(config: Config, method: Method) -> None:
+    """Raise ConfigError if the method asks a model for noise levels which that, by what is known
+    before it is loaded, does not know."""
+    if known_ahead(config.model.function, config.model.kwargs).discrete_levels:
+        check_levels(config, method, cast("FlowModel", _OfTimesteps()))
 
 
 def check_levels(config: Config, method: Method, model: FlowModel) -> None:

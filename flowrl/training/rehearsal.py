@@ -35,6 +35,7 @@ from flowrl.core.types import (
     Rollout,
     SelectInput,
 )
+from flowrl.training.checks import check_ahead
 from flowrl.training.method import Method, check_names, method_of, unrolled_calls
 from flowrl.training.parts import parts_of
 from flowrl.training.task import IterationCost, Task
@@ -73,6 +74,7 @@ def check_plan(config: Config, task: Task | None = None) -> RehearsedIteration:
         method = method_of(config)
         task = Task(config=config, method=method, parts=parts_of(config, method))
     method, first, known = task.method, None, set()
+    check_ahead(config, method)
     for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
         where = (config.source or "config") + (f", iteration {iteration}" if iteration else "")
         try:

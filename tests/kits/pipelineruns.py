@@ -1,5 +1,5 @@
-"""Train a tiny pipeline of a class by AWM, export what was trained, and put the plain pipeline with
-it beside the run's own model."""
+"""Train a tiny pipeline of a class, export what was trained, and put the plain pipeline with it
+beside the run's own model; the gradient beside finite differences, and the first ratio."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Source
 from flowrl.models.adapter import first_order, pack
 from flowrl.models.by_call.fence import public_run, relative
-from flowrl.models.by_call.model import PROMPTS, PipelineCall, in_unit
+from flowrl.models.by_call.model import PROMPTS, PipelineCall, flat, in_unit
 from flowrl.models.by_call.options import check_scheduler
 from flowrl.models.facts import adapters
+from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
 from flowrl.models.pipeline import from_pipeline
 from flowrl.models.prompt_encoding import to_pil
 from flowrl.runs.composed import composed
@@ -69,6 +70,7 @@ def overrides(name: str, folder: Path) -> list[str]:
     over += [f"image={{height: {SIDE}, width: {SIDE}}}"]
     over += [f"prompts.{use}={_prompts(folder, tiny.options)}" for use in ("train", "test")]
     if name in adapters():
+        over.append("model.runtime.quantize=none")  # what a CPU lacks
         over += [f"model.frames={frames}"] if frames > 1 else []
         return over + (["model.source_pixels=4096"] if name.startswith("QwenImageEdit") else [])
     options = {"tune": "lora", **tiny.options}
@@ -79,17 +81,27 @@ def overrides(name: str, folder: Path) -> list[str]:
     return over + [f"model.{key}={json.dumps(value)}" for key, value in options.items()]
 
 
-def slope_gap(name: str) -> float:
+def _plan(name: str, method: str) -> list[str]:
+    """Return what makes a method's plan short, in steps that a class has."""
+    if method == "awm":
+        return FEW
+    scheduler = tiny_pipeline(name).scheduler
+    if check_scheduler(type(scheduler).__name__, scheduler.config, name):
+        return ["transition={fn: ddim}", f"plan={{fn: full, steps: {STEPS}, noise_scale: 1.0}}"]
+    return [f"plan.steps={STEPS}"]
+
+
+def slope_gap(name: str, prompts: int = 1) -> float:
     """Return the relative difference of the gradient of all weights along one random direction from
-    a central finite difference, in float32."""
+    a central finite difference, in float32, of a batch of one or two prompts."""
     options = {**TINY[name].options, "tune": "full"}
     with small():
         model: Any = from_pipeline(tiny_pipeline(name), adapter=False, **options)
         shape = model.latent_shape(*SIZE)
-        sigma = model.sigmas(STEPS, *SIZE)[1:2]
-        asked = model.asked(PROMPTS[0], model.layout(*SIZE))
-        cond = model._encoded([asked])
-        x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        sigma = model.sigmas(STEPS, *SIZE)[1 : 1 + prompts]
+        asked = [model.asked(prompt, model.layout(*SIZE)) for prompt in PROMPTS[:prompts]]
+        cond = model._encoded(asked)
+        x = torch.randn(prompts, *shape, generator=torch.Generator().manual_seed(0))
         weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
         def value() -> Tensor:
@@ -114,10 +126,7 @@ def ratio_gap(name: str, folder: Path) -> float:
     """Return how far the ratio of what was sampled is from 1 before the first update of Flow-GRPO,
     its mean or its deviation, whichever is more."""
     # before the first update: nothing moves between the steps of an iteration
-    over = [*overrides(name, folder), f"plan.steps={STEPS}", "optimizer.lr=1.0e-12"]
-    scheduler = tiny_pipeline(name).scheduler
-    if check_scheduler(type(scheduler).__name__, scheduler.config, name):
-        over += ["transition={fn: ddim}", f"plan={{fn: full, steps: {STEPS}, noise_scale: 1.0}}"]
+    over = [*overrides(name, folder), *_plan(name, "flow_grpo"), "optimizer.lr=1.0e-12"]
     with small():
         model = save(name, folder / "sampled")
         config = load_config(composed("flow_grpo", str(model)), over, PLUGINS)
@@ -127,17 +136,18 @@ def ratio_gap(name: str, folder: Path) -> float:
     return max(abs(metrics["ratio"] - 1), metrics["ratio_std"])
 
 
-def trained(name: str, folder: Path) -> dict[str, Any]:
-    """Train, export, load -> what was compared: the plain pipeline with the exported weights beside
-    the run's model (``velocity`` at each step, ``images``), and ``moved``, how far it is from the
-    pipeline as it was."""
+def trained(name: str, folder: Path, method: str = "awm") -> dict[str, Any]:
+    """Train in `folder`/run, export, load -> what was compared: the plain pipeline with the
+    exported weights beside the run's model (``velocity`` at each step, ``images``), and ``moved``,
+    how far it is from the pipeline as it was."""
     with small():
-        return _trained(name, folder)
+        return _trained(name, folder, method)
 
 
-def _trained(name: str, folder: Path) -> dict[str, Any]:
+def _trained(name: str, folder: Path, method: str) -> dict[str, Any]:
     model, run = save(name, folder / "model"), folder / "run"
-    config = load_config(composed("awm", str(model)), [*overrides(name, folder), *FEW], PLUGINS)
+    over = [*overrides(name, folder), *_plan(name, method)]
+    config = load_config(composed(method, str(model)), over, PLUGINS)
     summary = train(config, run, quiet=True)
     steps = [row["iteration"] for row in read_rows(run, "metrics.jsonl")]
     export(run, folder / "out", iteration="last", weights="current", plugins=PLUGINS)
@@ -158,10 +168,16 @@ def _plain(name: str, folder: Path, weights: Path | None = None) -> Any:
     kind: Any = getattr(diffusers, name)
     if weights is not None and (weights / "model_index.json").exists():
         return kind.from_pretrained(weights)
-    made = kind.from_pretrained(folder)
+    # parts that the folder was saved without
+    index = kind.load_config(folder)
+    nothing = [name for name, part in index.items() if part == [None, None]]
+    made = kind.from_pretrained(folder, **dict.fromkeys(nothing))
     if weights is not None:
         if hasattr(made, "save_lora_weights"):
-            made.load_lora_weights(weights)
+            made.load_lora_weights(weights, weight_name=LORA_FILE)
+            if (weights / SECOND_LORA_FILE).exists():
+                second = {"weight_name": SECOND_LORA_FILE, "load_into_transformer_2": True}
+                made.load_lora_weights(weights, **second)
         else:  # diffusers reads no LoRA into the class; peft does
             PeftModel.from_pretrained(made.transformer, weights)
     return made
@@ -184,9 +200,10 @@ def _beside_call(name: str, ours: PipelineCall, before: Any, after: Any) -> dict
             gaps.append(relative(ours.step_at(x, [level], [asked]).out, out))
         images = ours.decode(ours.flow_of(runs[1].after[-1], grid.sigmas[-1]))
     shown = torch.as_tensor(runs[1].images)
+    shown = flat(in_unit(shown) if ours.raw_images else shown)
     return {
         "velocity": max(gaps),
-        "images": _gap(images, in_unit(shown) if ours.raw_images else shown),
+        "images": _gap(images, shown),
         "moved": relative(runs[1].out[0], runs[0].out[0]),
     }
 

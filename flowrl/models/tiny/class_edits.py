@@ -28,6 +28,7 @@ from transformers import (
 from flowrl.models.tiny.language import VISION, flux2_vae, qwen_tokenizer
 from flowrl.models.tiny.readers import (
     CHAT,
+    FLUX,
     WIDTH,
     flow,
     language,
@@ -46,14 +47,7 @@ def longcat(kind: str = "LongCatImagePipeline") -> Any:
     """Make a LongCat-Image, or the one that edits."""
     return getattr(diffusers, kind)(
         transformer=diffusers.LongCatImageTransformer2DModel(
-            in_channels=64,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=WIDTH,
-            pooled_projection_dim=WIDTH,
-            axes_dims_rope=[4, 6, 6],
+            pooled_projection_dim=WIDTH, axes_dims_rope=[4, 6, 6], **FLUX
         ),
         scheduler=flow(use_dynamic_shifting=True),
         vae=vae(),
@@ -248,11 +242,8 @@ def ernie() -> Any:
 
 def glm_image() -> Any:
     """Make a GLM-Image, whose language model writes tokens that the network starts from."""
-    tokenizer = letters()
     marks = {"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
-    tokenizer.add_tokens([*marks.values()], special_tokens=True)
-    for name, mark in marks.items():
-        setattr(tokenizer, name, mark)
+    tokenizer = letters(extra_special_tokens=marks)
     rope = {"rope_type": "default", "mrope_section": (4, 2, 2), "rope_theta": 1e4}
     text = {name: v for name, v in language().items() if name not in ("head_dim", "eos_token_id")}
     reader = GlmImageConfig(

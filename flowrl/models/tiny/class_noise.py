@@ -7,7 +7,7 @@ from typing import Any
 import diffusers
 from transformers import BertConfig, BertModel, CLIPTextModel
 
-from flowrl.models.tiny.readers import letters
+from flowrl.models.tiny.readers import DIT, letters
 from flowrl.models.tiny.stills import (
     EULER,
     clip_config,
@@ -32,24 +32,7 @@ BERT: dict[str, Any] = {
 def pixart(kind: str, **conditions: Any) -> Any:
     """Make a PixArt, which predicts noise beside its variance."""
     return getattr(diffusers, kind)(
-        transformer=diffusers.PixArtTransformer2DModel(
-            sample_size=8,
-            num_layers=2,
-            patch_size=2,
-            attention_head_dim=8,
-            num_attention_heads=3,
-            caption_channels=32,
-            in_channels=4,
-            cross_attention_dim=24,
-            out_channels=8,
-            attention_bias=True,
-            activation_fn="gelu-approximate",
-            num_embeds_ada_norm=1000,
-            norm_type="ada_norm_single",
-            norm_elementwise_affine=False,
-            norm_eps=1e-6,
-            **conditions,
-        ),
+        transformer=diffusers.PixArtTransformer2DModel(num_layers=2, **DIT, **conditions),
         scheduler=diffusers.DPMSolverMultistepScheduler(),
         vae=vae(4, shift=None),
         text_encoder=t5_encoder(),

@@ -24,6 +24,7 @@ from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
 
 from flowrl.models.tiny.language import qwen_tokenizer
 from flowrl.models.tiny.readers import (
+    FLUX,
     SIZE,
     WIDTH,
     flow,
@@ -66,13 +67,8 @@ def chroma() -> Any:
     """Make a Chroma."""
     return diffusers.ChromaPipeline(
         transformer=diffusers.ChromaTransformer2DModel(
-            in_channels=64,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=32,
             axes_dims_rope=(4, 4, 8),
+            **FLUX,
             approximator_num_channels=64,
             approximator_hidden_dim=32,
             approximator_layers=1,
@@ -203,14 +199,7 @@ def ovis() -> Any:
     """Make an Ovis-Image."""
     return diffusers.OvisImagePipeline(
         transformer=diffusers.OvisImageTransformer2DModel(
-            in_channels=64,
-            out_channels=64,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=WIDTH,
-            axes_dims_rope=(4, 4, 8),
+            out_channels=64, axes_dims_rope=(4, 4, 8), **FLUX
         ),
         scheduler=flow(use_dynamic_shifting=True),
         vae=vae(),
@@ -295,24 +284,31 @@ def lumina() -> Any:
     )
 
 
+PRX: dict[str, Any] = {
+    "context_in_dim": WIDTH,
+    "hidden_size": 16,
+    "mlp_ratio": 2.0,
+    "num_heads": 2,
+    "depth": 1,
+    "axes_dim": [4, 4],
+}
+
+
 def prx() -> Any:
     """Make a PRX."""
     inner = language() | {"model_type": "t5_gemma_module"}
     config = T5GemmaConfig(encoder=inner, decoder=inner, is_encoder_decoder=True)
+    reader = T5GemmaEncoder(config.encoder).eval()
+    # its folders have the settings of encoder and decoder; the encoder looks for its own among them
+    for name, value in vars(config.encoder).items():
+        if not hasattr(config, name):
+            setattr(config, name, value)
+    reader.config = config
     return diffusers.PRXPipeline(
-        transformer=diffusers.PRXTransformer2DModel(
-            in_channels=4,
-            patch_size=2,
-            context_in_dim=WIDTH,
-            hidden_size=16,
-            mlp_ratio=2.0,
-            num_heads=2,
-            depth=1,
-            axes_dim=[4, 4],
-        ),
+        transformer=diffusers.PRXTransformer2DModel(in_channels=4, patch_size=2, **PRX),
         scheduler=flow(),
         vae=vae(4),
-        text_encoder=T5GemmaEncoder(config.encoder).eval(),
+        text_encoder=reader,
         tokenizer=letters(),
     )
 
@@ -342,16 +338,7 @@ def prx_pixel() -> Any:
     """Make a PRX of pixels."""
     return diffusers.PRXPixelPipeline(
         transformer=diffusers.PRXTransformer2DModel(
-            in_channels=3,
-            patch_size=8,
-            context_in_dim=WIDTH,
-            hidden_size=16,
-            mlp_ratio=2.0,
-            num_heads=2,
-            depth=1,
-            axes_dim=[4, 4],
-            bottleneck_size=8,
-            resolution_embeds=True,
+            in_channels=3, patch_size=8, bottleneck_size=8, resolution_embeds=True, **PRX
         ),
         scheduler=flow(),
         text_encoder=Qwen3Model(Qwen3Config(**language())).eval(),

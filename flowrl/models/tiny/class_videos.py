@@ -20,6 +20,7 @@ from transformers import (
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder, T5Gemma2EncoderConfig
 
 from flowrl.models.tiny.readers import (
+    DIT,
     SIZE,
     WIDTH,
     flow,
@@ -33,6 +34,19 @@ from flowrl.models.tiny.readers import (
 )
 from flowrl.models.tiny.stills import clip_config, clip_tokenizer, t5_encoder, t5_tokenizer, vae
 from flowrl.models.tiny.videos import UNIPC, umt5, wan_transformer, wan_vae
+
+# networks of Wan's structure
+WAN_LIKE: dict[str, Any] = {
+    "patch_size": (1, 2, 2),
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_dim": WIDTH,
+    "freq_dim": 256,
+    "ffn_dim": 32,
+    "num_layers": 2,
+}
 
 
 def wan() -> Any:
@@ -143,17 +157,7 @@ def mochi() -> Any:
 def anyflow() -> Any:
     """Make an AnyFlow, whose network is told two times."""
     return diffusers.AnyFlowPipeline(
-        transformer=diffusers.AnyFlowTransformer3DModel(
-            patch_size=(1, 2, 2),
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=16,
-            out_channels=16,
-            text_dim=WIDTH,
-            freq_dim=256,
-            ffn_dim=32,
-            num_layers=2,
-        ),
+        transformer=diffusers.AnyFlowTransformer3DModel(**WAN_LIKE),
         scheduler=diffusers.FlowMapEulerDiscreteScheduler(),
         vae=wan_vae(),
         text_encoder=umt5(),
@@ -164,17 +168,7 @@ def anyflow() -> Any:
 def skyreels() -> Any:
     """Make a SkyReels V2, with its own solver."""
     return diffusers.SkyReelsV2Pipeline(
-        transformer=diffusers.SkyReelsV2Transformer3DModel(
-            patch_size=(1, 2, 2),
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=16,
-            out_channels=16,
-            text_dim=WIDTH,
-            freq_dim=256,
-            ffn_dim=32,
-            num_layers=2,
-        ),
+        transformer=diffusers.SkyReelsV2Transformer3DModel(**WAN_LIKE),
         scheduler=diffusers.UniPCMultistepScheduler(**UNIPC),
         vae=wan_vae(),
         text_encoder=umt5(),
@@ -217,24 +211,7 @@ def allegro() -> Any:
 def latte() -> Any:
     """Make a Latte, which predicts noise."""
     return diffusers.LattePipeline(
-        transformer=diffusers.LatteTransformer3DModel(
-            sample_size=8,
-            num_layers=1,
-            patch_size=2,
-            attention_head_dim=8,
-            num_attention_heads=3,
-            caption_channels=WIDTH,
-            in_channels=4,
-            cross_attention_dim=24,
-            out_channels=8,
-            attention_bias=True,
-            activation_fn="gelu-approximate",
-            num_embeds_ada_norm=1000,
-            norm_type="ada_norm_single",
-            norm_elementwise_affine=False,
-            norm_eps=1e-6,
-            video_length=4,
-        ),
+        transformer=diffusers.LatteTransformer3DModel(num_layers=1, video_length=4, **DIT),
         scheduler=diffusers.DDIMScheduler(clip_sample=False, beta_schedule="linear"),
         vae=vae(4, shift=None),
         text_encoder=t5_encoder(),

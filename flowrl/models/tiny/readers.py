@@ -1,5 +1,5 @@
 """What the tiny pipelines of `flowrl.models.tiny.classes` have in common: tokenizers, readers of
-prompts, schedulers and decoders."""
+prompts, schedulers, decoders, and sizes of networks of one structure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,35 @@ CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.content is string %}{{ m.content }}"
     "{% else %}{{ m.content[0].text }}{% endif %}<|im_end|>{% endfor %}"
 )
+FLUX: dict[str, Any] = {  # of networks of FLUX's structure
+    "in_channels": 64,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": WIDTH,
+}
+DIT: dict[str, Any] = {  # of networks of PixArt's structure
+    "sample_size": 8,
+    "patch_size": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 3,
+    "caption_channels": WIDTH,
+    "in_channels": 4,
+    "cross_attention_dim": 24,
+    "out_channels": 8,
+    "attention_bias": True,
+    "activation_fn": "gelu-approximate",
+    "num_embeds_ada_norm": 1000,
+    "norm_type": "ada_norm_single",
+    "norm_elementwise_affine": False,
+    "norm_eps": 1e-6,
+}
 
 
-def letters() -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single letters, with the marks that templates put around prompts."""
+def letters(**named: Any) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of single letters, with the marks that templates put around prompts;
+    ``named``: more of the tokenizer's settings."""
     marks = ["<pad>", "<bos>", "<eos>", "<unk>", "<|im_start|>", "<|im_end|>"]
     known = [*marks, *string.ascii_letters, *string.digits, *string.punctuation, " ", "\n"]
     base = Tokenizer(models.BPE({one: i for i, one in enumerate(known)}, [], unk_token="<unk>"))
@@ -49,6 +74,7 @@ def letters() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         padding_side="right",
         model_max_length=512,
+        **named,
     )
     made.add_tokens(marks[4:], special_tokens=True)
     made.chat_template = CHAT

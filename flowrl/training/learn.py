@@ -358,7 +358,7 @@ def _set_lr(run: Run, update: int) -> None:
     t = run.config.train
     share = lr_share(update, warmup=t.warmup, decay=t.decay, decay_to=t.decay_to)
     for group in run.optimizer.param_groups:
-        group["lr"] = run.config.lr * share * run.state.lr_factor
+        group["lr"] = run.optimizer.defaults["lr"] * share * run.state.lr_factor
 
 
 def lr_share(update: int, *, warmup: int, decay: int, decay_to: float) -> float:

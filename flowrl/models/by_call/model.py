@@ -27,8 +27,8 @@ from flowrl.models.by_call.layout import Layout, drawn, handed, learn_layout
 from flowrl.models.by_call.options import PipelineCallOptions, frames_name, rewriters
 from flowrl.models.by_call.probe import Noted, Stop, Stubs, probe, row_times, stopped_at
 from flowrl.models.by_call.texts import READERS, RememberedTexts, Unequal
-from flowrl.models.loading import quiet
 from flowrl.models.prompt_encoding import stacked, to_pil
+from flowrl.models.runtime import quiet
 from flowrl.models.tuned_pipeline import TunedPipeline
 
 TEXT = "text"  # the name of the conditioning: a number for each prompt

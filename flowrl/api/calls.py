@@ -25,6 +25,7 @@ from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError
+from flowrl.core.part import Part
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.estimate import estimate as work_out
 from flowrl.doctor.examine import examine
@@ -74,6 +75,20 @@ def train(
     return TrainedRun.after(Path(done["run"]), chosen)
 
 
+class Tracked(Part):
+    """Tell trackers the metrics of each iteration, after all other parts have added theirs."""
+
+    rank = 1000
+
+    def __init__(self) -> None:
+        self.trackers: list[Tracker] = []
+
+    def after_iteration(self, run: Any, it: Any) -> None:
+        """Tell them."""
+        for tracker in self.trackers:
+            tracker.log(run.iteration, it.metrics)
+
+
 class Trainer(_Trainer):
     """The training loop, an iteration at a time, for programs that do the rest themselves.
 
@@ -94,16 +109,13 @@ class Trainer(_Trainer):
         with the trainer or the program. Raises as `train` does before anything is trained."""
         callbacks, track = parts_given(given.pop("callbacks", ())), given.get("track", ())
         chosen = config_of(config, **given)
-        super().__init__(chosen, callbacks=callbacks)
-        self._trackers = open_trackers(trackers_given(track), None, chosen.to_dict())
-        weakref.finalize(self, _close, self._trackers)
-
-    def step(self) -> dict[str, float]:
-        """Train one iteration -> its metrics."""
-        metrics = super().step()
-        for tracker in self._trackers:
-            tracker.log(self.iteration - 1, metrics)
-        return metrics
+        names = trackers_given(track)
+        told = [Tracked()] if names else []
+        super().__init__(chosen, callbacks=[*callbacks, *told])
+        # trackers begin once nothing is refused any more
+        for part in told:
+            part.trackers = open_trackers(names, None, chosen.to_dict())
+            weakref.finalize(self, _close, part.trackers)
 
 
 @takes_given

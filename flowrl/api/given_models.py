@@ -27,7 +27,6 @@ from flowrl.models.pipeline import class_of, from_pipeline
 ModelLike = str | os.PathLike[str] | Mapping[str, Any] | FlowModel | Any
 ANY = "pipeline"  # the adapter of a class that has none of its own
 KEPT = ("tune", "seed", "runtime")  # options that mean the same for every adapter
-PIPELINE_DECIDES = ("device", "dtype")
 
 
 class GivenModel:

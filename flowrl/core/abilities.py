@@ -7,7 +7,7 @@ A reward promises some of it by attributes of its own, such as `judges_videos = 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -82,18 +82,6 @@ class PassesFence(Protocol):
     def fence_record(self) -> list[dict[str, Any]]: ...
 
 
-@runtime_checkable
-class EncodesSources(Protocol):
-    """A model whose images start from others, which the prompts' records name: it edits them, or
-    sets them in motion."""
-
-    @property
-    def most_sources(self) -> int: ...  # of one prompt; `fewest_sources`, if there, else 1
-
-    # sources [G] -> {name: [G, ...]}
-    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond: ...
-
-
 def conditioning(model: FlowModel, prompts: list[str], sources: Sequence[Source]) -> Cond:
     """Encode prompts [G], with their sources [G] where the model starts from images."""
     with_sources = getattr(model, "encode_with_sources", None)
@@ -113,6 +101,25 @@ def discrete_levels(model: FlowModel) -> bool:
     """Tell whether a model knows the noise levels of its training timesteps alone, and none in
     between: ``discrete_levels``, which a model need not have."""
     return bool(getattr(model, "discrete_levels", False))
+
+
+class Ahead(NamedTuple):
+    """What is known of a model before it is loaded. An adapter's `Facts` have these names; another
+    function says them of its arguments by an attribute ``ahead``."""
+
+    discrete_levels: bool = False
+    encodes_images: bool = True
+
+
+def known_ahead(function: Any, arguments: Mapping[str, Any]) -> Ahead:
+    """Return what a config's ``model.fn`` says of the model that it would load."""
+    ahead = getattr(function, "ahead", None)
+    if ahead is not None:
+        found: Ahead = ahead(**arguments)
+        return found
+    facts = getattr(function, "facts", None)
+    names = [name for name in Ahead._fields if hasattr(facts, name)]
+    return Ahead(**{name: getattr(facts, name) for name in names})
 
 
 @runtime_checkable

@@ -12,11 +12,13 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import site
 import sys
 import sysconfig
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -121,7 +123,8 @@ def facts_of_values(values: Any) -> Facts:
 
 def facts_of_source(function: Callable[..., Any], besides: tuple[str, ...] = ()) -> Facts:
     """Return a hash of the source of a function's module, and of those that it imports from its own
-    package, from what is no installed package, and from the packages `besides` of flowrl.
+    package, from what is no installed package, and from the packages `besides` of flowrl; comments
+    and docstrings do not count.
 
     The rest of flowrl has its version, an installed package its own. Nothing is imported for it.
     """
@@ -136,9 +139,34 @@ def facts_of_source(function: Callable[..., Any], besides: tuple[str, ...] = ())
         if file is None:
             continue
         raw = file.read_bytes()
-        facts[module] = short_digest(raw)
+        facts[module] = short_digest(_code_of(raw))
         left += _imports(module, raw, is_package=file.name == "__init__.py")
     return facts
+
+
+def _code_of(raw: bytes) -> bytes:
+    """Return a source without its comments and docstrings, which compute nothing; as it is where it
+    reads its own docstrings, or is no Python."""
+    if b"__doc__" in raw:
+        return raw
+    try:
+        tree, tokens = ast.parse(raw), [*tokenize.tokenize(io.BytesIO(raw).readline)]
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return raw
+    lines: list[str | None] = [*io.TextIOWrapper(io.BytesIO(raw), tokens[0].string)]
+    # docstrings; where one is all that a body has, nothing is there to compute either
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            for row in range(first.lineno - 1, first.end_lineno or first.lineno):
+                lines[row] = None
+    # comments, and the lines that were nothing else
+    for token in tokens:
+        line = lines[token.start[0] - 1] if token.type == tokenize.COMMENT else None
+        if line is not None:
+            lines[token.start[0] - 1] = line[: token.start[1]].rstrip() or None
+    return "\n".join(line.rstrip("\n") for line in lines if line is not None).encode()
 
 
 def _source_of(module: str, own: str, besides: tuple[str, ...]) -> Path | None:

@@ -109,7 +109,7 @@ class Part:
 
     def work(self, task: Any, plan: Any, cost: Any) -> Any:
         """Return what an iteration of a plan costs with the part: an
-        `flowrl.training.iteration_cost.IterationCost`."""
+        `flowrl.training.task.IterationCost`."""
         return cost
 
     def row_calls(self, task: Any) -> int:

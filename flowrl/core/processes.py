@@ -10,9 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -335,26 +333,6 @@ def context_mesh(degree: int, device: str) -> Any:
     shape = (world().size // degree, 1, degree)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "ring", "ulysses"))
     return mesh["ring", "ulysses"]
-
-
-def tried_alone(back_end: str, numbers: Tensor, value: T) -> tuple[list[float], T]:
-    """Sum a tensor in place three times, and gather a value, in a group of this process alone, to
-    try a back end of torch out -> seconds of each sum, and the value that came back."""
-    with tempfile.TemporaryDirectory() as folder:
-        meet = f"file://{folder}/meet"
-        torch.distributed.init_process_group(back_end, init_method=meet, rank=0, world_size=1)
-        try:
-            seconds = []
-            for _ in range(3):
-                began = time.perf_counter()
-                torch.distributed.all_reduce(numbers)
-                numbers[:1].tolist()  # waits for the device
-                seconds.append(time.perf_counter() - began)
-            values: list[Any] = [None]
-            torch.distributed.all_gather_object(values, value)
-        finally:
-            torch.distributed.destroy_process_group()
-    return seconds, values[0]
 
 
 def end_process(code: int) -> NoReturn:

@@ -35,9 +35,9 @@ from flowrl.cost.architecture import (
 )
 from flowrl.models.lora import find_layers
 from flowrl.models.options import Tuning, fully_trained
-from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration
+from flowrl.training.task import IterationCost
 
 FLOAT = 4  # bytes of what is always float32: latents, trained weights and all that belongs to these
 # bytes of one number; nf4 has a float32 for each block of 64

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import cond_of, decision_nodes, states_of, trained_nodes
+from flowrl.algorithms.forest import cond_of, decision_nodes, states_of, trained_nodes
 from flowrl.algorithms.rollout.plan_steps import steps_of
 from flowrl.algorithms.transitions import euler
 from flowrl.core.noise_path import per_sample

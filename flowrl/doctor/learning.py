@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds, states_of, trained_nodes
+from flowrl.algorithms.forest import leaf_kinds, states_of, trained_nodes
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import NodeStreams, generator

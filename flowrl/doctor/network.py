@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import cond_of
+from flowrl.algorithms.forest import cond_of
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.models.adapter import PipelineModel

@@ -25,11 +25,10 @@ from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
 from flowrl.evaluation.sources import sources_of
-from flowrl.models.adapter import PipelineModel
+from flowrl.models.adapter import PipelineModel, first_order
 from flowrl.models.by_call.fence import Fence, public_run
 from flowrl.models.by_call.layout import Layout
 from flowrl.models.by_call.model import Asked, PipelineCall
-from flowrl.models.flow_matching import first_order
 from flowrl.models.pipeline import own_call
 
 # largest difference that is rounding, for float32 and for shorter dtypes

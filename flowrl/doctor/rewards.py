@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.algorithms.forest import leaf_kinds
 from flowrl.core.abilities import LearnedReward, asks_people, ignores_quality, sees_latents
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes

@@ -29,7 +29,7 @@ RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
 _LARGE, _SMALL = 256, 128
 FRAMES = 6  # of a film strip
 # pixels: around the page, between images, between blocks of pairs
-_MARGIN, _GAP, _BLOCK_GAP = 20, 6, 36
+_MARGIN, _GAP = 20, 6
 
 INK, QUIET = (34, 34, 34), (110, 110, 110)
 
@@ -86,62 +86,6 @@ def labelled_grid(
         verdicts = (right or {}).get(name, [None] * len(column))
         for row, (tile, verdict) in enumerate(zip(column, verdicts, strict=True)):
             _paste(page, draw, tile, x, top + row * (height + _GAP), verdict)
-    return page
-
-
-def pairs_figure(
-    before: Tensor,
-    after: Tensor,
-    prompts: Sequence[str],
-    *,
-    title: str = "",
-    names: tuple[str, str] = ("before", "after"),
-    blocks: int = 4,
-    scale: int | None = None,
-) -> Image.Image:
-    """Draw before/after pairs [P, 3, H, W] in [0, 1] in `blocks` blocks side by side, each prompt
-    under its pair.
-
-    The first ceil(P / blocks) prompts stand in the first block, and so on; `scale` as in
-    `labelled_grid`. Raises DataError if shapes, counts or values do not fit.
-    """
-    if blocks < 1:
-        raise DataError(f"expected blocks >= 1, got {blocks}")
-    # images as they are drawn, all of one size
-    sides = [_tiles(before, prompts, scale, repr(names[0]))]
-    sides.append(_tiles(after, prompts, scale, repr(names[1])))
-    (width, height), pair = sides[0][0].size, 2 * sides[0][0].width + _GAP
-    if sides[1][0].size != (width, height):
-        raise DataError(
-            f"expected pairs of one size, got {list(before.shape)} before and {list(after.shape)} "
-            "after"
-        )
-    # rows and blocks; four blocks of six prompts are three full ones
-    rows = -(-len(prompts) // blocks)
-    blocks = -(-len(prompts) // rows)
-    # texts, and the height that each row needs
-    size = font_size(height)
-    captions = [wrapped(prompt, size, pair, 3) for prompt in prompts]
-    heights = []
-    for row in range(rows):
-        heights.append(height + 7 + max(c.height for c in captions[row::rows]) + 14)
-    full = blocks * pair + (blocks - 1) * _BLOCK_GAP
-    heading = wrapped(title, size * 3 // 2, full, 3)
-    headers = [wrapped(name, size, width, 1) for name in names]
-    # a page that holds all
-    top = _MARGIN + heading.height + (14 if title else 0) + headers[0].height + 6
-    page, draw = _page(full + 2 * _MARGIN, top + sum(heights) - 14 + _MARGIN)
-    # drawn pair by pair
-    write_lines(draw, heading, _MARGIN, _MARGIN)
-    for index, caption in enumerate(captions):
-        block, row = divmod(index, rows)
-        x, y = _MARGIN + block * (pair + _BLOCK_GAP), top + sum(heights[:row])
-        for side, (tiles, header) in enumerate(zip(sides, headers, strict=True)):
-            at = x + side * (width + _GAP)
-            _paste(page, draw, tiles[index], at, y)
-            if row == 0:
-                write_lines(draw, header, at, top - 6 - header.height, width, QUIET)
-        write_lines(draw, caption, x, y + height + 7)
     return page
 
 

@@ -72,8 +72,12 @@ def sources_of(
     Each is scaled to `size` (height, width), or is as large as its file with None. A prompt that
     comes several times has one copy. Raises DataError.
     """
+    wanted = list(dict.fromkeys(rows))
+    # most lists start from noise alone
+    if not any(SOURCE in prompts.records[row] for row in wanted):
+        return []
     read: dict[int, Source] = {}
-    for row in dict.fromkeys(rows):
+    for row in wanted:
         paths = source_paths(prompts, row)
         read[row] = tuple(from_bytes(_levels(path, size)) for path in paths)
     return [read[row] for row in rows] if any(read.values()) else []

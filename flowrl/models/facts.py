@@ -85,6 +85,7 @@ class Facts:
     # a released model: the sizes of latents and embeddings are those of all
     typical: ClassVar[str] = ""
     video: ClassVar[bool] = False  # latents with time
+    discrete_levels: ClassVar[bool] = False  # the network knows its training timesteps alone
     wide: ClassVar[tuple[str, ...]] = ()  # parts that stay in float32
     # whether a prompt starts from images
     sources: ClassVar[Literal["never", "always", "if named"]] = "never"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
-from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, behind, guidance_input
-from flowrl.models.flow_matching import (
+from flowrl.models.adapter import (
     SquareTokenModel,
     check_configs,
     grid_positions,
@@ -21,6 +20,7 @@ from flowrl.models.flow_matching import (
     pack,
     unpack,
 )
+from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, behind, guidance_input
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.options import (
     STRICT,

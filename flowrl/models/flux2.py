@@ -15,6 +15,12 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond, Source
+from flowrl.models.adapter import (
+    FlowMatchingModel,
+    check_scheduler,
+    grid_positions,
+    guidance_rows,
+)
 from flowrl.models.facts import (
     PATCH,
     Empty,
@@ -25,12 +31,6 @@ from flowrl.models.facts import (
     check_size,
     guidance_input,
     vae_factor,
-)
-from flowrl.models.flow_matching import (
-    FlowMatchingModel,
-    check_scheduler,
-    grid_positions,
-    guidance_rows,
 )
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
+from flowrl.models.adapter import pack
 from flowrl.models.facts import PATCH, check_size
-from flowrl.models.flow_matching import pack
 from flowrl.models.flux import Flux, FluxFacts, FluxOptions, image_ids, load_flux
 from flowrl.models.options import options_of
 from flowrl.models.prompt_encoding import NEGATIVE

@@ -363,21 +363,6 @@ def without_bars() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to
-    know."""
-    logs = (diffusers.utils.logging, transformers.utils.logging)
-    before = [log.get_verbosity() for log in logs]
-    try:
-        for log in logs:
-            log.set_verbosity_error()
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.set_verbosity(level)
-
-
 def read_parts(
     folder: Path, kinds: Mapping[str, str], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import transformers
 from huggingface_hub import hf_hub_download
 from torch import nn
 
+from flowrl.core.abilities import Ahead
 from flowrl.core.devices import DTYPES
 from flowrl.core.errors import ConfigError, ModelError, near
 from flowrl.core.files import read_text
@@ -68,6 +69,23 @@ def pipeline(options: PipelineCallOptions) -> PipelineCall:
         leave_out=blind,
     )
     return _tuned(loaded, options, networks, noise=noise)
+
+
+def _ahead(path: str = "", **others: Any) -> Ahead:
+    """Return what the settings of a pipeline say of its model; what cannot be read now is said when
+    it is loaded."""
+    known = Ahead(encodes_images=False)
+    try:
+        index, where = read_index(path)
+        settings = part_settings(path, "scheduler", "scheduler_config")
+        return known._replace(
+            discrete_levels=check_scheduler(index["scheduler"][1], settings, where)
+        )
+    except (LookupError, ModelError):
+        return known
+
+
+pipeline.ahead = _ahead  # type: ignore[attr-defined]
 
 
 def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowModel:

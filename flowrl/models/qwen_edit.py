@@ -18,8 +18,8 @@ from torchvision.transforms.functional import pil_to_tensor
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
+from flowrl.models.adapter import pack
 from flowrl.models.facts import PATCH
-from flowrl.models.flow_matching import pack
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of, pick_tuning
 from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, Texts, stacked, to_pil

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
+from flowrl.models.adapter import SquareTokenModel, check_scheduler, pack, unpack
 from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, TextShape
-from flowrl.models.flow_matching import SquareTokenModel, check_scheduler, pack, unpack
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning

@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
+import diffusers
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+import transformers
 from diffusers import (
     BitsAndBytesConfig,
     ContextParallelConfig,
@@ -45,7 +47,7 @@ from torch.overrides import TorchFunctionMode
 from flowrl.core.errors import ConfigError, ModelError, near
 from flowrl.core.installation import install
 from flowrl.core.processes import context_mesh, world
-from flowrl.models.loading import first_line, quiet
+from flowrl.models.loading import first_line
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
@@ -529,3 +531,18 @@ def _a_device() -> Iterator[None]:
         yield
     finally:
         torch.accelerator.device_count = count
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to
+    know."""
+    logs = (diffusers.utils.logging, transformers.utils.logging)
+    before = [log.get_verbosity() for log in logs]
+    try:
+        for log in logs:
+            log.set_verbosity_error()
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)

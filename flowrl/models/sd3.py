@@ -11,8 +11,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flowrl.core.types import Cond
+from flowrl.models.adapter import FlowMatchingModel, check_configs
 from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes
-from flowrl.models.flow_matching import FlowMatchingModel, check_configs
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.options import (
     STRICT,

@@ -20,11 +20,18 @@ from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
 from flowrl.models.files.lora_read import looks_like_lora
 from flowrl.models.files.weights import fingerprint
-from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
+from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline
 from flowrl.models.lora import first_values, without_adapters
 from flowrl.models.options import Tuning, trained_parameters, tune_network
 from flowrl.models.prompt_encoding import Encode, TextCache, Texts, readers_of
-from flowrl.models.runtime import GraphSteps, context_size, quantization, set_up, share_context
+from flowrl.models.runtime import (
+    GraphSteps,
+    context_size,
+    quantization,
+    quiet,
+    set_up,
+    share_context,
+)
 
 # settings of a scheduler that say what a network predicts, and at which noise
 PATH_KEYS = (

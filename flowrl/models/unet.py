@@ -91,6 +91,7 @@ class UNetFacts(Facts):
 
     kind = "UNet2DConditionModel"
     network = "unet"
+    discrete_levels = True
     targets = UNET_ATTENTION
     more_tokens = 77  # of CLIP
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import sharded, world
 from flowrl.core.types import Cond
-from flowrl.models.adapter import guided
+from flowrl.models.adapter import FlowMatchingModel, guided
 from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, check_size
-from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.loading import T5_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import (
     STRICT,

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
+from flowrl.models.adapter import SquareTokenModel, check_configs
 from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, TextShape
-from flowrl.models.flow_matching import SquareTokenModel, check_configs
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import (
     STRICT,

@@ -27,8 +27,7 @@ from flowrl.evaluation.held_out import (
     sampled_images,
     score_all,
 )
-from flowrl.evaluation.reward_arguments import check_arguments
-from flowrl.evaluation.reward_call import ask, frames_of, rewards_of
+from flowrl.evaluation.reward_call import ask, check_arguments, frames_of, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.velocity_drift import PROMPTS, Given, Probe, take
 from flowrl.runs.open_run import Target

@@ -27,6 +27,7 @@ from flowrl.core.prompts import prompts_if_there
 from flowrl.core.types import RewardBatch
 from flowrl.cost.architecture import architecture_of, facts_of
 from flowrl.cost.memory import WITHOUT
+from flowrl.evaluation.preference_pairs import IMAGES, LABEL
 from flowrl.evaluation.sources import SOURCE, source_paths
 from flowrl.models.tiny import save_tiny
 from flowrl.runs.train import train
@@ -163,9 +164,14 @@ def _small_lists(config: Config, folder: Path) -> list[str]:
 
 def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> None:
     """Let the records of an editing model whose images are not here start from a plain one, and
-    those of a method that trains on real images have one."""
+    those of a method that trains on stored or real images have these."""
     Image.new("RGB", (SIDE, SIDE), "white").save(file)
     method = method_of(config)
+    if method.plan(0).stored is not None:
+        other = file.with_name("other.png")
+        Image.new("RGB", (SIDE, SIDE), "black").save(other)
+        for record in records:
+            record |= {**dict(zip(IMAGES, (f"{file}", f"{other}"), strict=True)), LABEL: 1}
     if "data" in needs_of(method.loss) | needs_of(method.kl):
         for record in records:
             record[IMAGE] = f"{file}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import decision_nodes, root_above, trained_nodes
+from flowrl.algorithms.forest import decision_nodes, root_above, trained_nodes
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part, PartState
 from flowrl.core.types import Batch, Plan, Rollout

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.credit._groups import Groups, check_unit
-from flowrl.algorithms.forest import normalize_by, subtree_mean
-from flowrl.algorithms.nodes import climb
+from flowrl.algorithms.forest import climb, normalize_by, subtree_mean
 from flowrl.algorithms.selection._change import rank_within
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowrl.algorithms.rollout.join import merge, of_prompt
+from flowrl.algorithms.forest import merge, of_prompt
 from flowrl.core.abilities import Visit
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part

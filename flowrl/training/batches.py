@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import state_rows
-from flowrl.algorithms.rollout.join import merge
+from flowrl.algorithms.forest import merge, state_rows
 from flowrl.algorithms.selection._change import relative_changes
 from flowrl.core.host_copies import remember
 from flowrl.core.processes import World

@@ -1,92 +1,24 @@
-"""What is refused before training, and what is not finite, in words: which step, which prompt, and
-what to do."""
+"""What is refused before training: parts of a config that do not go together."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.config.load import Config
-from flowrl.core.abilities import ExtendsModel, discrete_levels, sees_latents, sees_sigma
-from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.types import FlowModel, Plan, Rollout
+from flowrl.core.abilities import (
+    ExtendsModel,
+    discrete_levels,
+    known_ahead,
+    sees_latents,
+    sees_sigma,
+)
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import FlowModel, Plan
 from flowrl.training.method import Method
-from flowrl.training.metrics import Trained
-
-
-def broken_rows(rows: Tensor) -> list[int]:
-    """List the rows [B, *] that hold a number that is not finite."""
-    # where the sum is finite, so is every term of it
-    if bool(rows.sum().isfinite()):
-        return []
-    found: list[int] = (~rows.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
-    return found
-
-
-def check_latents(ro: Rollout, texts: list[str], iteration: int) -> None:
-    """Raise RunError if the model made a latent that is not finite; texts: the prompts of the
-    iteration, by group id."""
-    broken = broken_rows(ro.x)
-    if broken:
-        node = broken[0]  # nodes are stored step by step, so this is an earliest one
-        done, text = int(ro.tree.step[node]) - 1, _prompt(ro, node, texts)
-        mend = (
-            "go on from an earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
-            if iteration
-            else "nothing was trained yet: use a wider model.dtype, less noise in plan, or mend "
-            "the weights in model.path"
-        )
-        raise RunError(
-            f"iteration {iteration}: the model made a latent that is not finite by denoising step "
-            f"{done} (of {len(ro.sigmas) - 1}, counted from 0) of prompt {text}; {mend}"
-        )
-
-
-def check_images(
-    ro: Rollout, nodes: Tensor, images: Tensor, texts: list[str], iteration: int
-) -> None:
-    """Raise RunError if one of the images [B, 3, H, W] of leaves [B] is not finite."""
-    broken = broken_rows(images)
-    if broken:
-        node = int(nodes[broken[0]])
-        raise RunError(
-            f"iteration {iteration}: the model made an image of {_prompt(ro, node, texts)} that is "
-            "not finite, although its latent is"
-        )
-
-
-def what_broke(parts: list[Trained], ro: Rollout, texts: list[str]) -> str | None:
-    """Name this process' first row and metric that is not finite, if there is one."""
-    for part in parts:
-        for name, values in part.metrics.items():
-            if bool(values.isfinite().all()):
-                continue
-            at = int((~values.isfinite()).nonzero()[0])
-            return (
-                f"{name} is not finite at denoising step {int(part.step[at])} of prompt "
-                f"{_prompt(ro, int(part.node[at]), texts)}; no weight was changed by it. Lower "
-                "optimizer.lr or train.max_grad_norm, and resume"
-            )
-    return None
-
-
-def what_gradient(params: dict[str, nn.Parameter]) -> str:
-    """Name the first parameters whose gradient is not finite."""
-    names = []
-    for name, p in params.items():
-        if p.grad is not None and not bool(p.grad.isfinite().all()):
-            names.append(name)
-    return (
-        f"the gradient of {names[:3]} is not finite although the loss is; lower optimizer.lr, and "
-        "resume"
-    )
-
-
-def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
-    return repr(texts[int(ro.tree.group[node])])
 
 
 def check_headline(config: Config, rewards: dict[str, Any]) -> None:
@@ -96,6 +28,23 @@ def check_headline(config: Config, rewards: dict[str, Any]) -> None:
             f"eval.score: {config.headline} judges latents, but evaluations have images alone; "
             "name a reward that judges these, with weight 0 if it is only watched"
         )
+
+
+class _OfTimesteps:
+    """Stand in for a model that knows the noise levels of its training timesteps alone."""
+
+    discrete_levels = True
+
+    def sigmas(self, steps: int, *_: int) -> Tensor:
+        """Return a grid [steps + 1]; which one does not matter."""
+        return torch.linspace(1, 0, steps + 1)
+
+
+def check_ahead(config: Config, method: Method) -> None:
+    """Raise ConfigError if the method asks a model for noise levels which that, by what is known
+    before it is loaded, does not know."""
+    if known_ahead(config.model.function, config.model.kwargs).discrete_levels:
+        check_levels(config, method, cast("FlowModel", _OfTimesteps()))
 
 
 def check_levels(config: Config, method: Method, model: FlowModel) -> None:
@@ -157,7 +106,7 @@ def check_sees_sigma(config: Config, rewards: dict[str, Any], plan: Plan) -> Non
 
 def check_processes(task: Any) -> None:
     """Raise ConfigError unless the prompts of an iteration can be shared out over the processes,
-    and all parts go with how these work together; task: `flowrl.training.rehearsal.Task`."""
+    and all parts go with how these work together; task: `flowrl.training.task.Task`."""
     config, world, method = task.config, task.world, task.method
     # a prompt's images stay in one process, since they are compared with each other
     prompts = config.train.prompts

@@ -8,14 +8,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import states_of, trained_nodes
+from flowrl.algorithms.forest import states_of, trained_nodes
 from flowrl.core.errors import RunError
 from flowrl.core.host_copies import checked_later, on_host
-from flowrl.core.processes import whole
+from flowrl.core.processes import World, whole
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
+from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput, concatenated
 from flowrl.training.batches import (
     Minibatch,
     NetworkCall,
@@ -23,11 +23,35 @@ from flowrl.training.batches import (
     cut,
     deal,
 )
-from flowrl.training.checks import what_broke, what_gradient
-from flowrl.training.method import unrolled_calls
-from flowrl.training.metrics import KL_TERM, Asked, Trained, check_names, reduce_metrics
-from flowrl.training.optimizer import lr_share
+from flowrl.training.method import KL_TERM, check_names, unrolled_calls
+from flowrl.training.rollout import prompt_of
 from flowrl.training.run import Iteration, Run
+
+Rows = dict[str, Tensor]
+Asked = tuple[tuple[Tensor, int], ...]
+"""The states [b] that parts asked the network about, and how many calls each of them took."""
+BY_STEP = ("ratio", "clip_frac", "approx_kl", "kl", "velocity_grad", "velocity_length")
+
+
+class Trained(NamedTuple):
+    """What one network call of training leaves behind."""
+
+    metrics: Rows  # {name: [B]} of the loss, "kl" and its term if there is one, and "loss"
+    node: Tensor  # [B] int64
+    step: Tensor  # [B] int64
+    state: Tensor  # [B] int64: rows with one id were one row of the network
+    update: int  # number of the optimizer step within the iteration
+    # of the network, and how many of them went backward, where rows took several steps
+    calls: tuple[int, int] | None = None
+    asked: Asked = ()  # of parts, such as teachers
+
+    def network_rows(self) -> int:
+        """Count the rows that the network was called with."""
+        return len(torch.unique(self.state))
+
+    def asked_calls(self) -> int:
+        """Count the network calls of parts."""
+        return sum(times * len(torch.unique(states)) for states, times in self.asked)
 
 
 class LocalData(NamedTuple):
@@ -334,4 +358,114 @@ def _set_lr(run: Run, update: int) -> None:
     t = run.config.train
     share = lr_share(update, warmup=t.warmup, decay=t.decay, decay_to=t.decay_to)
     for group in run.optimizer.param_groups:
-        group["lr"] = run.config.lr * share * run.state.lr_factor
+        group["lr"] = run.optimizer.defaults["lr"] * share * run.state.lr_factor
+
+
+def lr_share(update: int, *, warmup: int, decay: int, decay_to: float) -> float:
+    """Return the share of the rate at optimizer step `update`, counted from 0.
+
+    It rises linearly over `warmup` steps, ``(update + 1) / (warmup + 1)``. Then it falls along half
+    a cosine from 1 to `decay_to` over `decay` steps, and stays there; with `decay` 0 it stays 1.
+
+    AWM (2509.25050; scxue/advantage_weighted_matching be51372, train_sd3_awm.py): torch's
+    CosineAnnealingLR from lr to lr / 3, then constant. Its shipped configs let that take 1e10
+    steps.
+    """
+    rising = min(1.0, (update + 1) / (warmup + 1))
+    if not decay:
+        return rising
+    gone = min(max(update - warmup, 0) / decay, 1.0)
+    return rising * (decay_to + (1 - decay_to) * (1 + math.cos(math.pi * gone)) / 2)
+
+
+def what_broke(parts: list[Trained], ro: Rollout, texts: list[str]) -> str | None:
+    """Name this process' first row and metric that is not finite, if there is one."""
+    for part in parts:
+        for name, values in part.metrics.items():
+            if bool(values.isfinite().all()):
+                continue
+            at = int((~values.isfinite()).nonzero()[0])
+            return (
+                f"{name} is not finite at denoising step {int(part.step[at])} of prompt "
+                f"{prompt_of(ro, int(part.node[at]), texts)}; no weight was changed by it. Lower "
+                "optimizer.lr or train.max_grad_norm, and resume"
+            )
+    return None
+
+
+def what_gradient(params: dict[str, nn.Parameter]) -> str:
+    """Name the first parameters whose gradient is not finite."""
+    names = []
+    for name, p in params.items():
+        if p.grad is not None and not bool(p.grad.isfinite().all()):
+            names.append(name)
+    return (
+        f"the gradient of {names[:3]} is not finite although the loss is; lower optimizer.lr, and "
+        "resume"
+    )
+
+
+# ------------------------------------------------------------- from rows to a number per iteration
+
+
+def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dict[str, float]:
+    """Reduce each metric of an iteration by its name, over all processes -> {name: number}.
+
+    Every metric has its mean. `ratio` also has its spread, the largest distance from 1 before the
+    first optimizer step (`on_policy_gap`), and the spread by denoising step; those of `BY_STEP`
+    have their mean by denoising step. `kl_share` is the KL's part of the sizes of the loss's two
+    terms. `grad_norm` is the mean over optimizer steps, `trained` the number of rows.
+    """
+    # all rows of all processes: a mean of means would weigh small calls too much
+    rows = _all_rows(seen, world)
+    if not rows:
+        return {"trained": 0.0}
+    # columns that sort the others, or are a part of one, are no metrics themselves
+    step, update = rows.pop("step"), rows.pop("update")
+    pull = rows.pop(KL_TERM, None)
+    out = {name: values.mean().item() for name, values in rows.items()}
+    if pull is not None:
+        out["kl_share"] = _kl_share(rows["loss"], pull)
+    # before the first update old and new weights are the same, so a ratio other than 1 is a fault
+    if "ratio" in rows:
+        out["ratio_std"] = _spread(rows["ratio"])
+        first = rows["ratio"][update == 0]
+        out["on_policy_gap"] = (first - 1).abs().max().item() if len(first) else 0.0
+    # by denoising step: a mean over all would hide one step that is far off
+    for k in step.unique().tolist():
+        if "ratio" in rows:
+            out[f"ratio_std/step{k}"] = _spread(rows["ratio"][step == k])
+        for name in BY_STEP:
+            if name in rows:
+                out[f"{name}/step{k}"] = rows[name][step == k].mean().item()
+    out["grad_norm"] = torch.tensor(norms).mean().item()
+    out["trained"] = float(len(step))
+    return out
+
+
+def _kl_share(loss: Tensor, pull: Tensor) -> float:
+    """Return what part the KL's term [N] has in the sizes of both terms of the loss [N]; 0 where
+    there is neither. Sizes, since what a group's advantages do to the loss sums to about 0."""
+    own, kl = (loss - pull).abs().sum().item(), pull.abs().sum().item()
+    return kl / (own + kl) if own + kl > 0 else 0.0
+
+
+def _spread(values: Tensor) -> float:
+    return values.std(correction=0).item()
+
+
+def _all_rows(seen: list[Trained], world: World) -> Rows:
+    """Join the rows of all calls, and of all processes -> {metric, "step", "update": [N]}."""
+    calls = []
+    for part in seen:
+        update = torch.full_like(part.step, part.update)
+        calls.append({**part.metrics, "step": part.step, "update": update})
+    rows = _joined(calls)
+    if world.size == 1:
+        return rows
+    found = world.gather({name: values.cpu() for name, values in rows.items()})
+    return _joined([row for row in found if row])
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    return concatenated(parts) if parts else {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
 from flowrl.core.needs import SNAPSHOTS, needs_of
 from flowrl.core.types import (
     Likelihood,
@@ -23,6 +24,34 @@ from flowrl.core.types import (
 # network calls that training one state costs: one forward, and a backward of twice its work
 TRAINED_CALLS = 3
 COMPANIONS = ("fake", "surrogate")  # sections of models that are trained along, in this order
+
+
+KL_TERM = "kl_term"  # of a row's loss, times its weight: becomes `kl_share`
+# what a run measures itself: a loss has other names
+RESERVED = frozenset(
+    (
+        *(
+            "reward",
+            "accuracy",
+            "diversity",
+            "loss",
+            "kl",
+            "kl_most",
+            "kl_share",
+            "kl_weight",
+            KL_TERM,
+        ),
+        *(
+            "velocity_grad",
+            "velocity_length",
+            "ratio_std",
+            "on_policy_gap",
+            "grad_norm",
+            "grad_outliers",
+        ),
+        *("trained", "step", "update", "lr", "nfe", "backwards"),
+    )
+)
 
 
 class Method(NamedTuple):
@@ -108,6 +137,16 @@ def method_of(config: Config) -> Method:
         needs=needs,
         snapshots=_snapshots(needs, likelihood),
     )
+
+
+def check_names(metrics: dict[str, Tensor]) -> None:
+    """Raise ConfigError if a loss returns a metric under a name that the run has for its own."""
+    taken = sorted(RESERVED & metrics.keys())
+    if taken:
+        raise ConfigError(
+            f"loss: returns a metric {taken[0]!r}, which a run measures itself and would "
+            "overwrite; give it another name"
+        )
 
 
 def _snapshots(needs: frozenset[str], likelihood: Likelihood) -> tuple[str, ...]:

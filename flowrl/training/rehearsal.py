@@ -8,15 +8,13 @@ weight is read.
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import best_below, count_trained, states_of, trained_nodes
+from flowrl.algorithms.forest import best_below, count_trained, states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.plan_steps import steps_of, windows_of
 from flowrl.config.calls import Call
@@ -25,7 +23,6 @@ from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
-from flowrl.core.processes import ALONE, World
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import (
     Batch,
@@ -38,11 +35,10 @@ from flowrl.core.types import (
     Rollout,
     SelectInput,
 )
-from flowrl.training.guidance import is_guided
-from flowrl.training.iteration_cost import IterationCost, cost_of_plan
-from flowrl.training.method import Method, method_of, unrolled_calls
-from flowrl.training.metrics import check_names
-from flowrl.training.parts import Parts, parts_of
+from flowrl.training.checks import check_ahead
+from flowrl.training.method import Method, check_names, method_of, unrolled_calls
+from flowrl.training.parts import parts_of
+from flowrl.training.task import IterationCost, Task
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
@@ -50,41 +46,6 @@ LEAST_STD = 1e-6  # rounding makes sin(pi) 1e-7
 # more than all of the predicted noise cannot be replaced
 MOST_NOISE_SCALE = {"cps": 1.0, "ddim": 1.0, "stepwise_sde": 1.0}
 ALONE_PENALTY = "flowrl.algorithms.losses.policy.penalty_alone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is known of a run from its config alone."""
-
-    config: Config
-    method: Method
-    parts: Parts
-    world: World = ALONE
-    sharded: bool = False
-
-    @functools.cached_property
-    def guided(self) -> bool:
-        """Say whether each velocity evaluates the network with and without the prompt."""
-        return is_guided(self.config)
-
-    def work(self, plan: Plan) -> IterationCost:
-        """Count what an iteration with a plan costs."""
-        cost = cost_of_plan(self.config, plan, self.method.likelihood, guided=self.guided)
-        for part in self.parts.at("work"):
-            cost = part.work(self, plan, cost)
-        return cost
-
-    def trained_calls(self, update: int, steps: list[int]) -> int:
-        """Return the network calls that training one row takes at most: those of the method, and
-        of parts."""
-        calls = self.method.trained_calls(update, steps)
-        for part in self.parts.at("row_calls"):
-            calls += part.row_calls(self) if calls else 0
-        return calls
-
-    def known(self) -> dict[str, Any]:
-        """Return the fields by name, for a record of more."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class RehearsedIteration(NamedTuple):
@@ -113,6 +74,7 @@ def check_plan(config: Config, task: Task | None = None) -> RehearsedIteration:
         method = method_of(config)
         task = Task(config=config, method=method, parts=parts_of(config, method))
     method, first, known = task.method, None, set()
+    check_ahead(config, method)
     for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
         where = (config.source or "config") + (f", iteration {iteration}" if iteration else "")
         try:

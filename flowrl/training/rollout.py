@@ -13,17 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import cond_of, leaf_sigmas
+from flowrl.algorithms.forest import cond_of, leaf_places, leaf_sigmas, merge, without_leaves
 from flowrl.algorithms.rollout.engine import sample
-from flowrl.algorithms.rollout.join import leaf_places, merge, without_leaves
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.core.abilities import judges_singly, sees_latents
+from flowrl.core.errors import RunError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.processes import waiting
 from flowrl.core.seeds import generator
 from flowrl.core.types import Latents, Plan, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.sources import encode_rows, sources_of
-from flowrl.training.checks import check_images, check_latents
 from flowrl.training.run import Prepared, Run
 
 Step = Callable[[int, int], None]
@@ -200,6 +199,55 @@ def _merged(
         return Collected(ro, batch, values[0])
     scores = {name: row[order.cpu()] for name, row in concatenated(values).items()}
     return Collected(ro, batch, scores)
+
+
+# ------------------------------------------------------------------------ what is not finite
+
+
+def broken_rows(rows: Tensor) -> list[int]:
+    """List the rows [B, *] that hold a number that is not finite."""
+    # where the sum is finite, so is every term of it
+    if bool(rows.sum().isfinite()):
+        return []
+    found: list[int] = (~rows.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
+    return found
+
+
+def check_latents(ro: Rollout, texts: list[str], iteration: int) -> None:
+    """Raise RunError if the model made a latent that is not finite; texts: the prompts of the
+    iteration, by group id."""
+    broken = broken_rows(ro.x)
+    if broken:
+        node = broken[0]  # nodes are stored step by step, so this is an earliest one
+        done, text = int(ro.tree.step[node]) - 1, prompt_of(ro, node, texts)
+        mend = (
+            "go on from an earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
+            if iteration
+            else "nothing was trained yet: use a wider model.dtype, less noise in plan, or mend "
+            "the weights in model.path"
+        )
+        raise RunError(
+            f"iteration {iteration}: the model made a latent that is not finite by denoising step "
+            f"{done} (of {len(ro.sigmas) - 1}, counted from 0) of prompt {text}; {mend}"
+        )
+
+
+def check_images(
+    ro: Rollout, nodes: Tensor, images: Tensor, texts: list[str], iteration: int
+) -> None:
+    """Raise RunError if one of the images [B, 3, H, W] of leaves [B] is not finite."""
+    broken = broken_rows(images)
+    if broken:
+        node = int(nodes[broken[0]])
+        raise RunError(
+            f"iteration {iteration}: the model made an image of {prompt_of(ro, node, texts)} that "
+            "is not finite, although its latent is"
+        )
+
+
+def prompt_of(ro: Rollout, node: int, texts: list[str]) -> str:
+    """Quote the prompt of a node."""
+    return repr(texts[int(ro.tree.group[node])])
 
 
 # ------------------------------------------------------------------------- images as bytes

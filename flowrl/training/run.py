@@ -32,8 +32,7 @@ from flowrl.core.prompts import (
 )
 from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
-from flowrl.evaluation.reward_arguments import check_arguments
-from flowrl.evaluation.reward_call import frames_of, try_out
+from flowrl.evaluation.reward_call import check_arguments, frames_of, try_out
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths, sources_of
 from flowrl.training.batches import NodeTable, SharedForest
@@ -45,12 +44,12 @@ from flowrl.training.checks import (
     check_trainable,
     context_of,
 )
-from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.parts import parts_of
-from flowrl.training.rehearsal import Task, check_plan
+from flowrl.training.rehearsal import check_plan
 from flowrl.training.start_weights import check_start, start_from
+from flowrl.training.task import IterationCost, Task
 from flowrl.training.weights import Weights
 
 

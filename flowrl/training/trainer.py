@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.algorithms.forest import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState
 from flowrl.core.shards import here, is_share
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
-from flowrl.evaluation.reward_metrics import finished_distances
+from flowrl.evaluation.reward_set import finished_distances
 from flowrl.training import checkpoint
 from flowrl.training.batches import join
 from flowrl.training.checkpoint_state import CheckpointState, checked_state

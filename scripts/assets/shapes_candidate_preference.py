@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from flowrl.algorithms.nodes import first_below_draw
+from flowrl.algorithms.forest import first_below_draw
 from flowrl.config.load import load_config
 from flowrl.core.noise_path import interpolate, x0_from
 from flowrl.core.shipped_files import resource

@@ -28,8 +28,8 @@ from flowrl.cost.architecture import (
     text_shape,
     tuning_of,
 )
+from flowrl.models.adapter import FlowMatchingModel
 from flowrl.models.facts import Facts, TextShape
-from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.loading import Loaded
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.runtime import quantization

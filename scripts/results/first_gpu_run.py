@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from estimates import LIBRARIES
 from figures import between, fixed
 
 from flowrl.config.load import load_config
@@ -24,7 +25,6 @@ from flowrl.core.tables import flop, markdown_table
 from flowrl.cost.cards import CARDS, Card, Work, time_text
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import GIB, fitted
-from flowrl.cost.table import LIBRARIES
 from flowrl.cost.time_shares import ITERATIONS, Times, times_of
 
 ROOT = Path(__file__).resolve().parents[2]

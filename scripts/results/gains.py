@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import methods_table
 import numpy as np
 from again import OUTCOMES, outcomes_of, read
 from figures import between, percent, points, wrapped
@@ -114,9 +115,10 @@ def table(some: Sequence[Row], where: bool = False) -> str:
 
 
 def page(text: str, found: Sequence[Row]) -> str:
-    """Fill both tables of docs/results.md."""
-    on_test = [row for row in found if row["on"] == TEST]
-    others = [row for row in found if row["on"] not in (TEST, "")]
+    """Fill both tables of docs/results.md: what the table on equal terms has not."""
+    left = [row for row in found if row["config"] not in methods_table.by_config()]
+    on_test = [row for row in left if row["on"] == TEST]
+    others = [row for row in left if row["on"] not in (TEST, "")]
     text = between(text, "gains: table", "gains: end", [table(on_test)])
     return between(text, "gains, others: table", "gains, others: end", [table(others, True)])
 
@@ -124,8 +126,11 @@ def page(text: str, found: Sequence[Row]) -> str:
 def line(config: str, found: Sequence[Row]) -> str:
     """Say what a config gains: one line, or two for a long name.
 
-    docs/results.md has the rest, and says what is compared with what.
+    docs/results.md has the rest, and says what is compared with what. Rows on equal terms come
+    first.
     """
+    if config in methods_table.by_config():
+        return methods_table.line(methods_table.by_config()[config], methods_table.found()[0])
     row = next((row for row in found if row["config"] == config and row["on"]), None)
     if row is None:
         return "Not measured on shapes."

@@ -2,7 +2,8 @@
 
 `tables.py` writes with it
 
-- configs/methods.yaml: a block `verified` under each method, from assets/results/gains.json;
+- configs/methods.yaml: a block `verified` under each method, from assets/results/methods.json, or
+  gains.json of what is not in it;
 - README.md and docs/methods.md: the table of methods, where there is one;
 - docs/methods: paper, status, summary and configs of each method of a page, at its head.
 """
@@ -14,9 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+import gains
+import methods_table
 import yaml
 from figures import wrapped
-from gains import FILE, rows
+from methods import FILE as EQUAL
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
@@ -25,7 +28,10 @@ from flowrl.runs.catalogue import PublishedMethod, Verified, load_methods, statu
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = ROOT / "configs" / "methods.yaml"
 BLOCK = re.compile(r"  verified:\n(?:    .*\n)+")
-HEAD = "| method | configs | paper | status | verified |\n|---|---|---|---|---|\n"
+HEAD = (
+    "| method | configs | paper | status | verified | gain on equal terms |\n"
+    "|---|---|---|---|---|---|\n"
+)
 BEGIN, END = "<!-- methods.yaml -->", "<!-- methods.yaml: end -->"
 
 
@@ -37,13 +43,15 @@ def levels() -> dict[str, Verified]:
     """Return how far each shipped config was tried; without a row it is at "dry run", which
     tests/config/test_method_configs.py rehearses."""
     found = dict.fromkeys(list_configs(), Verified())
-    for row in rows():
+    kept = [(gains.FILE.name, row["version"], row) for row in gains.rows()]
+    kept += [(EQUAL.name, row["flowrl"], row) for row in methods_table.found()[1]]
+    for file, version, row in kept:
         if row["config"] in found:
             found[row["config"]] = Verified(
                 level="seeds" if row["seeds"] > 1 else "once",
                 seeds=row["seeds"],
-                version=row["version"],
-                results=FILE.name,
+                version=version,
+                results=file,
             )
     return found
 
@@ -95,8 +103,17 @@ def row(method: PublishedMethod, folder: str) -> str:
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
         status_words(method.status, method.parts, "`"),
         tried(of_method(method), "`"),
+        _gains(method),
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _gains(method: PublishedMethod) -> str:
+    """Say what those of a method's configs gained that are in the table on equal terms."""
+    mine = [one for name, one in methods_table.by_config().items() if name in method.configs]
+    if len(mine) == 1:
+        return methods_table.cell(mine[0])
+    return "; ".join(f"`{one['config']}` {methods_table.cell(one)}" for one in mine)
 
 
 def arxiv(method: PublishedMethod) -> str:

@@ -1,4 +1,4 @@
-"""Every method on equal terms: train what is missing, and write the table of docs/results.md.
+"""Every method on equal terms: train what is missing.
 
     python scripts/results/methods.py                          # until all is there; Ctrl-C, go on
     python scripts/results/methods.py --minutes 60 --only shapes/awm shapes/diffusion_nft
@@ -8,7 +8,8 @@ budget each, and validation prompts choose; then three seeds train for 60,000 ne
 (a state that is trained counts three), and each is judged once, at its end, on
 `assets/shapes/final.jsonl`, whose scenes no other list has. Beside them stands the base model with
 guidance and more steps, and the best of several of its images. All outcomes are kept in
-`assets/results/methods.json`, which is all that the next call needs to go on, on whichever machine.
+`assets/results/methods.json`, which is all that the next call needs to go on, on whichever machine,
+and all that `methods_table.py`, `methods_figures.py` and `claims.py` show.
 
 A config that the file has is never looked at again: other settings are refused. `--again CONFIG`
 takes its runs out, trains anew, and the table says that it was looked at twice.
@@ -19,27 +20,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from figures import between, percent, points
 
 from flowrl.api.calls import compare
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
 from flowrl.core.shipped_files import list_configs
-from flowrl.core.tables import markdown_table
-from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import packed, unpacked
-from flowrl.runs.compare.summary import error_model, holm
+from flowrl.runs.compare.records import packed
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "methods.json"
-PAGE = ROOT / "docs" / "results.md"
 RUNS = ROOT / "runs" / "methods"
 NFE, SEEDS, FACTORS = 60_000, (0, 1, 2), (0.5, 1.0, 2.0)
 LOOKS = "looks"  # how often a config was judged, where more than once
@@ -69,8 +63,17 @@ FIRST = (
     "chunk_grpo",
     "g2rpo",
     "best_of_n",
+    "tp_grpo",
+    "dynamic_treerpo",
+    "diffusion_dpo",
+    "find",
+    "ddpo",
+    "flow_grpo",
+    "spo_finished",
+    "dance_grpo",
 )
-"""Configs that are trained before the others."""
+"""Configs that are trained before the others: what the claims of `claims.py` compare comes first.
+"""
 
 ELSEWHERE = {
     "shapes/ddpo_sdxl": "another base model",
@@ -138,27 +141,32 @@ def _missing(name: str) -> bool:
     """Say whether a config has fewer seeds in the file than it should."""
     if not FILE.exists():
         return True
-    found = {entry["file"]: entry for entry in _read()["configs"]}
+    found = {entry["file"]: entry for entry in read()["configs"]}
     return name not in found or len(found[name]["seeds"]) < len(SEEDS)
 
 
 def _compare(name: str) -> None:
     """Add a config to the file."""
-    kept = _read() if FILE.exists() else {}
-    more: dict[str, Any] = {**SEARCH, "overrides": SETTINGS, "runs": RUNS, "out": FILE}
-    compare([name], seeds=SEEDS, nfe=NFE, seconds=0, count="calls", points=1, **more)
-    # what stands beside the runs
-    found = _read()
-    write_json(FILE, {**found, **{key: kept[key] for key in kept if key not in found}})
+    more: dict[str, Any] = {**SEARCH, "overrides": SETTINGS, "runs": RUNS}
+    add_to(FILE, [name], seeds=SEEDS, nfe=NFE, points=1, **more)
 
 
-def _read() -> Result:
+def add_to(file: Path, configs: Sequence[Any], **options: Any) -> None:
+    """Compare configs by calls of the network into a file; what stands there beside stays."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    compare(configs, seconds=0, count="calls", out=file, **options)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {**found, **{key: kept[key] for key in kept if key not in found}})
+
+
+def read() -> Result:
+    """Read the file; raises FileNotFoundError where nothing was trained yet."""
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 def again(name: str) -> None:
     """Take a config's runs out of the file, and note that it is looked at once more."""
-    found = _read()
+    found = read()
     if name not in {entry["file"] for entry in found["configs"]}:
         raise SystemExit(f"--again {name}: expected a config of {FILE.name}, which has none such")
     found["configs"] = [entry for entry in found["configs"] if entry["file"] != name]
@@ -169,7 +177,7 @@ def again(name: str) -> None:
 
 def alternatives() -> None:
     """Judge the base model with guidance, with more steps, and by the best of several images."""
-    found = _read()
+    found = read()
     there = found.setdefault("alternatives", {})
     for title, changes in ALTERNATIVES.items():
         if title in there:
@@ -181,113 +189,6 @@ def alternatives() -> None:
         calls = config.eval.steps * config.eval.best_of * (2 if "guidance" in title else 1)
         there[title] = {"nfe_per_image": calls, "outcomes": packed(row["outcomes"])}
         write_json(FILE, found)
-
-
-# ---------------------------------------------------------------------------------------- the table
-
-
-def rows(result: Result) -> list[Result]:
-    """Work out every row from the outcomes: score, gain, interval and Holm's p, best first."""
-    model = error_model(result["configs"], result["base"], "nfe")
-    found = []
-    for entry in result["configs"]:
-        name, ended = entry["name"], [run for run in entry["seeds"] if run["at"]["nfe"]]
-        if name not in model.groups:
-            continue
-        gain, error = model.gain(name)
-        scores = model.groups[name] @ model.weights(None)
-        base = float(model.base @ model.weights(None))
-        row = {"config": entry["file"], "right": float(scores.mean()), "gain": gain}
-        row |= {"half": error.half(), "p": error.p(gain), "lr": entry["lr"]}
-        row |= {"factor": entry["lr"] / entry["search"]["own_lr"], "seeds": len(ended)}
-        row |= {"failed": len(entry["seeds"]) - len(ended)}
-        row |= {"below": int((scores < base).sum()), "looks": _looks(result, entry["file"])}
-        row["iterations"] = float(np.mean([run["at"]["nfe"]["iteration"] for run in ended]))
-        found.append(row)
-    adjusted = holm([row["p"] for row in found])
-    for row, p in zip(found, adjusted, strict=True):
-        row["holm"] = p
-    return sorted(found, key=lambda row: -row["gain"])
-
-
-def _looks(result: Mapping[str, Any], name: str) -> int:
-    return int(result.get(LOOKS, {}).get(name, 1))
-
-
-def untrained(result: Result) -> list[Result]:
-    """Work out the rows of the base model and its alternatives: score, interval, NFE per image."""
-    base = result["base"]
-    places = list(zip(base["tags"], base["scenes"], strict=True))
-    columns = list(dict.fromkeys(places))
-    tags = [tag for tag, _ in columns]
-    found = []
-    every = {"as it is": {"nfe_per_image": 10, "outcomes": base["outcomes"]}}
-    for title, one in {**every, **result.get("alternatives", {})}.items():
-        scores: dict[tuple[str, str], list[float]] = {}
-        for place, some in zip(places, unpacked(one["outcomes"]), strict=True):
-            scores.setdefault(place, []).extend(some)
-        values = np.array([[np.mean(scores[place]) for place in columns]])
-        whole = crossed(values, tags)
-        row = {"title": title, "right": whole["mean"], "interval": whole["interval"]}
-        found.append({**row, "nfe_per_image": one["nfe_per_image"]})
-    return found
-
-
-def table(found: Iterable[Result]) -> str:
-    """Draw the rows of the trained configs."""
-    lines = [
-        ["config", "gain", "95 % interval", "Holm's p", "right", "rate", "iterations", "below base"]
-    ]
-    for row in found:
-        low, high = row["gain"] - row["half"], row["gain"] + row["half"]
-        star = "*" if row["holm"] < 0.05 and row["gain"] > 0 and not row["failed"] else ""
-        name = f"`{row['config']}`" + (f" ({row['looks']} looks)" if row["looks"] > 1 else "")
-        cells = [name, points(row["gain"]) + star, f"{points(low)} to {points(high)}"]
-        cells += ["< 0.001" if row["holm"] < 0.001 else f"{row['holm']:.3f}"]
-        cells += [percent(row["right"]), f"{row['factor']:g} x", f"{row['iterations']:.0f}"]
-        lines.append([*cells, f"{row['below'] + row['failed']} of {row['seeds'] + row['failed']}"])
-    return markdown_table(lines)
-
-
-def base_table(found: Iterable[Result]) -> str:
-    """Draw the rows of the base model."""
-    lines = [["base model", "right", "95 % interval", "NFE per image"]]
-    for row in found:
-        known = None not in row["interval"]
-        span = " to ".join(points(end, "") for end in row["interval"]) if known else "–"
-        lines.append([row["title"], percent(row["right"]), span, str(row["nfe_per_image"])])
-    return markdown_table(lines)
-
-
-INTRODUCTION = """## All on equal terms
-
-Each config tried its own learning rate times 0.5, 1 and 2 for 20,000 network evaluations each on
-validation prompts, then trained three seeds for 60,000 (a trained state counts three), and was
-judged once, at its end, on prompts whose scenes no other list has: mostly harder ones than those
-that are trained on. `python scripts/results/methods.py` makes the table, and goes on where it
-stopped; configs that are not in it follow [below](#measured-one-by-one).
-
-- *gain*: points of right images over the base model, the mean over eight tasks, with a 95 %
-  interval over seeds and scenes. A star: above 0 after Holm's correction over all rows.
-- *rate*: the factor that validation prompts chose. *below base*: seeds that ended below the base
-  model, or broke."""
-BASE_HEAD = """What the base model does without training, on the same prompts, in 10 steps unless
-the row says otherwise:"""
-
-
-def page(text: str) -> str:
-    """Write the section of docs/results.md; nothing where no config was trained yet."""
-    parts = []
-    if FILE.exists():
-        result = _read()
-        parts = [INTRODUCTION, table(rows(result)), BASE_HEAD, base_table(untrained(result))]
-        parts.append("## Measured one by one")
-    return between(text, "methods: table", "methods: end", parts)
-
-
-def targets() -> list[tuple[Path, Any]]:
-    """Return the page that this file fills."""
-    return [(PAGE, page)]
 
 
 def main() -> None:

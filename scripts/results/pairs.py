@@ -15,11 +15,9 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from figures import between, wrapped
-from torch import Tensor
 
 from flowrl.config.compose import PAIR
 from flowrl.config.load import load_config
@@ -28,13 +26,10 @@ from flowrl.core.files import write_text
 from flowrl.core.installation import environment
 from flowrl.core.shipped_files import list_models
 from flowrl.core.tables import markdown_table
-from flowrl.core.types import FlowModel
 from flowrl.runs.catalogue import load_methods
 from flowrl.runs.composed import composed
 from flowrl.runs.rehearse import rehearse
 from flowrl.runs.stop import Interrupted
-from flowrl.training.checks import check_levels
-from flowrl.training.method import method_of
 from flowrl.training.rehearsal import check_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,18 +39,7 @@ CELLS = {PUBLISHED: "P", COMPOSED: "c", REFUSED: "-"}
 SEED = 50
 ANY, BY_CALL = "dgpo", "pipeline"  # a method that goes on all models; what has no adapter
 TRAINED = " trained"  # ends what is said of a pair that was
-TIMESTEPS = ("sd15", "sdxl")  # adapters that know the noise levels of their sampler alone
 Outcomes = dict[str, dict[str, str]]
-
-
-class OfTimesteps:
-    """Stand in for a model that knows the noise levels of its training timesteps alone."""
-
-    discrete_levels = True
-
-    def sigmas(self, steps: int, *_: int) -> Tensor:
-        """Return a grid [steps + 1]; which one does not matter."""
-        return torch.linspace(1, 0, steps + 1)
 
 
 def bind(method: str, model: str) -> str:
@@ -66,8 +50,6 @@ def bind(method: str, model: str) -> str:
         still = made.get("surrogate", {}).get("alone", 0)  # iterations that train it alone
         config = load_config(made, [f"train.iterations={still + 2}"], need_rewards=False)
         check_plan(config)
-        if config.model.fn in TIMESTEPS:
-            check_levels(config, method_of(config), cast("FlowModel", OfTimesteps()))
     except FlowRLError as error:
         return f"{REFUSED}: {error}"
     home = made.source.partition(" on ")[0]
@@ -113,6 +95,7 @@ def trained(method: str, model: str) -> dict[str, Any]:
         "model": model,
         "said": said,
         "seconds": round(time.monotonic() - started, 1),
+        "commit": environment()["commit"],
     }
 
 

@@ -4,7 +4,7 @@
 Each class is asked on a tiny network of random weights (`flowrl.models.tiny.classes`); one that is
 served trains three iterations of AWM on it, and the plain pipeline with the exported weights is put
 beside the run's model. The results are in assets/results/pipelines.json. With ``--page`` nothing is
-measured, and with ``--missing`` only what has no result yet.
+measured, and with ``--missing`` only what has no whole result yet.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ def page(table: str) -> str:
 
 def write(rows: dict[str, Any]) -> None:
     """Write the results, and the page's table where all classes have one."""
-    import diffusers
     from pipelinetable import FILE, classes, table
+
+    from flowrl.core.installation import environment
 
     known = [name for names in classes().values() for name in names]
     rows = {name: rows[name] for name in sorted({*known}) if name in rows}
-    text = json.dumps({"diffusers": diffusers.__version__, "classes": rows}, indent=1)
-    FILE.write_text(text + "\n", encoding="utf-8")
+    found = {"classes": rows, "environment": environment()}
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if rows.keys() >= {*known}:
         PAGE.write_text(page(table(rows)), encoding="utf-8")
 
 
 def main(asked: list[str]) -> int:
     """Measure the classes that are asked about, or all -> how many failed."""
-    from pipelinetable import FILE, classes, measured, record
+    from pipelinetable import FILE, classes, measured, record, whole
 
     rows = record() if FILE.exists() else {}
     names = [name for name in asked if not name.startswith("--")]
     if not names and "--page" not in asked:
         names = sorted({name for group in classes().values() for name in group})
         if "--missing" in asked:
-            names = [name for name in names if name not in rows]
+            names = [name for name in names if not whole(rows.get(name))]
     failed = 0
     for name in names:
         try:

@@ -4,7 +4,8 @@
     python scripts/results/tables.py --check    # only name it; exit code 1 if there is any
 
 Whoever adds such a table adds its module to PARTS: a module with `targets()`, which returns pairs
-of a file and a function from the file's present text to the true one.
+of a file and a function from the file's present text to the true one. One that draws figures has
+`pictures()`, which returns `Picture`s of `pictures.py`: each PNG holds the numbers that it shows.
 `tests/project/test_tables.py` fails while something is stale.
 """
 
@@ -15,6 +16,8 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
@@ -22,7 +25,9 @@ PARTS = (
     "method_docs",
     "pairs",
     "gains",
-    "methods",
+    "methods_table",
+    "claims",
+    "methods_figures",
     "quickstart",
     "demonstrated",
     "estimates",
@@ -35,16 +40,30 @@ PARTS = (
 Fill = Callable[[str], str]
 
 
-def targets() -> dict[Path, list[Fill]]:
-    """Return what fills each file."""
+def modules() -> list[ModuleType]:
+    """Import all parts."""
     sys.path.insert(0, str(Path(__file__).parent))
-    found: dict[Path, list[Fill]] = {}
     try:
-        for name in PARTS:
-            for path, fill in importlib.import_module(name).targets():
-                found.setdefault(path, []).append(fill)
+        return [importlib.import_module(name) for name in PARTS]
     finally:
         sys.path.pop(0)
+
+
+def targets() -> dict[Path, list[Fill]]:
+    """Return what fills each file."""
+    found: dict[Path, list[Fill]] = {}
+    for module in modules():
+        for path, fill in module.targets():
+            found.setdefault(path, []).append(fill)
+    return found
+
+
+def stale_pictures() -> list[Any]:
+    """Return the figures that show other numbers than the true ones."""
+    found: list[Any] = []
+    for module in modules():
+        if hasattr(module, "pictures"):
+            found += [picture for picture in module.pictures() if not picture.true()]
     return found
 
 
@@ -73,9 +92,14 @@ def main() -> int:
         if not check:
             path.write_text(text, encoding="utf-8")
         print(f"{'stale' if check else 'written'}: {path.relative_to(ROOT)}")
-    if not found:
+    drawn = stale_pictures()
+    for picture in drawn:
+        if not check:
+            picture.write()
+        print(f"{'stale' if check else 'drawn'}: {picture.path.relative_to(ROOT)}")
+    if not (found or drawn):
         print("every table is up to date")
-    return int(check and bool(found))
+    return int(check and bool(found or drawn))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,13 @@ from flowrl.algorithms.credit.single_draws import (
     turning_point,
     value_anchored,
 )
-from flowrl.algorithms.forest import normalize_by, subtree_mean, subtree_softmax
-from flowrl.algorithms.nodes import decision_nodes, leaf_sigmas
+from flowrl.algorithms.forest import (
+    decision_nodes,
+    leaf_sigmas,
+    normalize_by,
+    subtree_mean,
+    subtree_softmax,
+)
 from flowrl.algorithms.plans.trees import candidates
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import CheckpointError, ConfigError

@@ -14,9 +14,9 @@ from rolloutkit import SHAPE, Counting, check_forest, run, seeds, sigmas_of
 from torch import Tensor
 from trainkit import halves, task_of, trainer_for
 
+from flowrl.algorithms.forest import leaf_places, merge, of_prompt
 from flowrl.algorithms.plans.windows import random_window
 from flowrl.algorithms.rollout.engine import sample
-from flowrl.algorithms.rollout.join import leaf_places, merge, of_prompt
 from flowrl.algorithms.rollout.plan_steps import plan_of, total_counts, windows_of
 from flowrl.algorithms.transitions import dance_sde
 from flowrl.core.errors import ConfigError

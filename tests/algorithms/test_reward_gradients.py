@@ -11,6 +11,7 @@ from losskit import loss_input
 from rolloutkit import run
 from torch import Tensor
 
+from flowrl.algorithms.forest import trained_nodes
 from flowrl.algorithms.likelihoods.through_sampler import (
     _sampled,
     align_prop,
@@ -21,7 +22,6 @@ from flowrl.algorithms.likelihoods.through_sampler import (
     refl,
 )
 from flowrl.algorithms.losses.reward_gradient import relative_ascent, reward_ascent
-from flowrl.algorithms.nodes import trained_nodes
 from flowrl.algorithms.plans.solvers import ode
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError

@@ -27,11 +27,10 @@ from rolloutkit import (
 from slowcredits import up
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, decision_nodes, states_of
+from flowrl.algorithms.forest import best_below, decision_nodes, merge, states_of
 from flowrl.algorithms.plans.trees import comb, rake, tree, window_tree
 from flowrl.algorithms.plans.windows import flash_window, full, random_window
 from flowrl.algorithms.rollout.engine import sample_ode
-from flowrl.algorithms.rollout.join import merge
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.algorithms.transitions import cps, dance_sde, flow_sde
 from flowrl.core.errors import ConfigError

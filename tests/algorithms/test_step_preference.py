@@ -15,8 +15,8 @@ from torch import Tensor
 from toykit import toy
 
 from flowrl.algorithms.credit.comparisons import candidate_pairs
+from flowrl.algorithms.forest import leaf_sigmas
 from flowrl.algorithms.losses.comparisons import step_preference
-from flowrl.algorithms.nodes import leaf_sigmas
 from flowrl.algorithms.plans.trees import candidates, comb
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.algorithms.selection.segments import siblings

@@ -11,7 +11,6 @@ from scriptkit import script_module
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.cost import table
 from flowrl.cost.architecture import tuning_of
 from flowrl.cost.memory import count_weights
 from flowrl.cost.meta_run import workload_of
@@ -26,7 +25,7 @@ def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
     """All of them; and what is cheap to count again, of a config of each kind: parameters, and the
     parts that are kept."""
     result = json.loads(script.PLAIN.read_text(encoding="utf-8"))
-    assert list(result["configs"]) == table.released_configs()
+    assert list(result["configs"]) == script.released_configs()
     for name in ("sd3/flow_grpo", "flux/grpo_guard", "sd15/dance_grpo"):
         config, row = load_config(name), result["configs"][name]
         assert row["kept"] == sizes(config), name
@@ -36,29 +35,29 @@ def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
         assert row["parameters"]["trained"] == counted.trained
 
 
-def test_some_configs_are_counted_anew_and_the_rest_is_kept() -> None:
+def test_some_configs_are_counted_anew_and_the_rest_is_kept(script: ModuleType) -> None:
     old = {"libraries": {"torch": "2"}, "configs": {"sd3/awm": 1, "sd3/gone": 2, "sd3/crd": 3}}
     new = {"libraries": {"torch": "2"}, "configs": {"flux/g2rpo": 4, "sd3/crd": 5}}
-    assert list(table.merged(old, new)["configs"].items()) == [
+    assert list(script.merged(old, new)["configs"].items()) == [
         ("flux/g2rpo", 4),
         ("sd3/awm", 1),
         ("sd3/crd", 5),
     ]
 
 
-def test_rows_of_other_libraries_join_where_both_give_the_same() -> None:
+def test_rows_of_other_libraries_join_where_both_give_the_same(script: ModuleType) -> None:
     """A row that both count alike vouches for the new ones, which say what they were counted
     with."""
     same, more = {"peak": 1}, {"peak": 2}
     old = {"libraries": {"torch": "2"}, "configs": {"sd3/awm": {**same, "measured": 7}}}
     new = {"libraries": {"torch": "3"}, "configs": {"sd3/awm": same, "flux/g2rpo": more}}
-    joined = table.merged(old, new)
+    joined = script.merged(old, new)
     assert joined["libraries"] == old["libraries"]
     assert joined["configs"] == {
         "flux/g2rpo": {**more, "libraries": {"torch": "3"}},
         "sd3/awm": {**same, "measured": 7},
     }
-    lines = table.libraries_of(joined)
+    lines = script.libraries_of(joined)
     said = (
         "Counted with torch 2. With torch 3, which gives the same numbers where both were tried: "
         "`flux/g2rpo`."
@@ -67,9 +66,9 @@ def test_rows_of_other_libraries_join_where_both_give_the_same() -> None:
     # one that differs, or none in both
     other = {"libraries": {"torch": "3"}, "configs": {"sd3/awm": more, "flux/g2rpo": more}}
     with pytest.raises(ConfigError, match="and sd3/awm differ; name two"):
-        table.merged(old, other)
+        script.merged(old, other)
     with pytest.raises(ConfigError, match="no config is in both"):
-        table.merged(old, {**new, "configs": {"flux/g2rpo": more}})
+        script.merged(old, {**new, "configs": {"flux/g2rpo": more}})
 
 
 def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:

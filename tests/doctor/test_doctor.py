@@ -211,7 +211,7 @@ def test_swapped_guidance(
 ) -> None:
     model = folders.load(name, **options)
     perturb(model, 0.05)
-    module = "unet" if name.startswith("sd15") or name == "sdxl" else "flow_matching"
+    module = "unet" if name.startswith("sd15") or name == "sdxl" else "adapter"
     place = f"flowrl.models.{module}.guided"
 
     def swapped(network: Any, scale: float, *rest: Any, **more: Any) -> Any:

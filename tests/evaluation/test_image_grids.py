@@ -20,11 +20,10 @@ from flowrl.evaluation.image_grids import (
     WRONG,
     labelled_grid,
     load_strip,
-    pairs_figure,
     save_strip,
     some_frames,
 )
-from flowrl.evaluation.reward_metrics import (
+from flowrl.evaluation.reward_set import (
     grid_energy,
     looks_of,
     prompt_entropy,
@@ -126,24 +125,6 @@ TWO = plain((1, 1, 1), (2, 2, 2))
 def test_grid_refuses_what_is_no_grid(columns: dict[str, Tensor], message: str) -> None:
     with pytest.raises(DataError, match=message):
         labelled_grid(columns, ["a", "b"])
-
-
-@pytest.mark.parametrize(("count", "blocks", "shown"), [(6, 3, 3), (5, 3, 3), (6, 4, 3), (2, 4, 2)])
-def test_pairs_run_down_a_block_then_to_the_next(count: int, blocks: int, shown: int) -> None:
-    before: list[Color] = [(255, i, 0) for i in range(count)]
-    after: list[Color] = [(0, i, 255) for i in range(count)]
-    texts = [f"prompt {i}" for i in range(count)]
-    page = pairs_figure(plain(*before), plain(*after), texts, title="A title", blocks=blocks)
-    left = [box(page, color) for color in before]
-    right = [box(page, color) for color in after]
-    rows = -(-count // shown)
-    for i, (a, b) in enumerate(zip(left, right, strict=True)):
-        assert a[1] == b[1] == left[i % rows][1] and a[2] < b[0] < a[2] + 10
-        assert a[0] == left[i - i % rows][0]
-        assert ink(page, a[0], a[3] + 3, b[2], a[3] + 30)  # the prompt under the pair
-    starts = [a[0] for a in left]
-    assert len(set(starts)) == shown and starts == sorted(starts)
-    assert ink(page, 0, 0, page.width, 45)  # the title
 
 
 def test_strip_round_trip_and_atomic_write(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.held_out import evaluate_prompts
-from flowrl.evaluation.reward_arguments import check_arguments
 from flowrl.evaluation.reward_call import (
     PerFrame,
     Resting,
     ask,
+    check_arguments,
     fitting,
     networks_of,
     probe_rewards,

@@ -14,16 +14,15 @@ from torch import Tensor
 from toykit import redness, toy
 from trainkit import files_of, same_files, trainer_for, weights_of
 
-from flowrl.algorithms.nodes import KINDS, leaf_kinds
+from flowrl.algorithms.forest import KINDS, leaf_kinds
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.reward_metrics import distances
+from flowrl.evaluation.reward_set import distances
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training import rollout as collect_file
-from flowrl.training.checks import broken_rows
-from flowrl.training.rollout import collect
+from flowrl.training.rollout import broken_rows, collect
 from flowrl.training.trainer import Trainer
 
 FOUR = ("train.prompts=4", "train.parts=4")

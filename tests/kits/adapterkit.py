@@ -25,7 +25,7 @@ from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.types import Rollout
-from flowrl.models.flow_matching import first_order, pack, unpack
+from flowrl.models.adapter import first_order, pack, unpack
 from flowrl.models.flux import flux
 from flowrl.models.flux2 import flux2
 from flowrl.models.flux2_klein import flux2_klein

@@ -12,8 +12,8 @@ from tinypipelines import save
 from torch import Tensor
 
 from flowrl.core.types import Cond
+from flowrl.models.adapter import FlowMatchingModel, check_scheduler
 from flowrl.models.facts import Empty, Facts, Parts, Sizes
-from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
 from flowrl.models.loading import T5_TOKENIZER, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning

@@ -49,7 +49,7 @@ class Fault(NamedTuple):
 
 COLLECT, ENGINE = "flowrl.training.rollout", "flowrl.algorithms.rollout.engine"
 WEIGHTS = "flowrl.training.weights"
-GUIDED = "flowrl.models.flow_matching:guided"
+GUIDED = "flowrl.models.adapter:guided"
 NOISE, NETWORK, PARITY = ("noise",), ("network",), ("parity",)
 RATIO = ("noise", "network", "ratio")
 REWARD, CREDIT = ("rewards",), ("credit",)

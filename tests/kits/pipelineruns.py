@@ -19,11 +19,12 @@ from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.config.load import load_config
 from flowrl.core.seeds import generator
 from flowrl.core.types import Source
+from flowrl.models.adapter import first_order, pack
 from flowrl.models.by_call.fence import public_run, relative
-from flowrl.models.by_call.model import PROMPTS, PipelineCall, in_unit
+from flowrl.models.by_call.model import PROMPTS, PipelineCall, flat, in_unit
 from flowrl.models.by_call.options import check_scheduler
 from flowrl.models.facts import adapters
-from flowrl.models.flow_matching import first_order, pack
+from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
 from flowrl.models.pipeline import from_pipeline
 from flowrl.models.prompt_encoding import to_pil
 from flowrl.runs.composed import composed
@@ -69,6 +70,7 @@ def overrides(name: str, folder: Path) -> list[str]:
     over += [f"image={{height: {SIDE}, width: {SIDE}}}"]
     over += [f"prompts.{use}={_prompts(folder, tiny.options)}" for use in ("train", "test")]
     if name in adapters():
+        over.append("model.runtime.quantize=none")  # what a CPU lacks
         over += [f"model.frames={frames}"] if frames > 1 else []
         return over + (["model.source_pixels=4096"] if name.startswith("QwenImageEdit") else [])
     options = {"tune": "lora", **tiny.options}
@@ -166,10 +168,16 @@ def _plain(name: str, folder: Path, weights: Path | None = None) -> Any:
     kind: Any = getattr(diffusers, name)
     if weights is not None and (weights / "model_index.json").exists():
         return kind.from_pretrained(weights)
-    made = kind.from_pretrained(folder)
+    # parts that the folder was saved without
+    index = kind.load_config(folder)
+    nothing = [name for name, part in index.items() if part == [None, None]]
+    made = kind.from_pretrained(folder, **dict.fromkeys(nothing))
     if weights is not None:
         if hasattr(made, "save_lora_weights"):
-            made.load_lora_weights(weights)
+            made.load_lora_weights(weights, weight_name=LORA_FILE)
+            if (weights / SECOND_LORA_FILE).exists():
+                second = {"weight_name": SECOND_LORA_FILE, "load_into_transformer_2": True}
+                made.load_lora_weights(weights, **second)
         else:  # diffusers reads no LoRA into the class; peft does
             PeftModel.from_pretrained(made.transformer, weights)
     return made
@@ -192,9 +200,10 @@ def _beside_call(name: str, ours: PipelineCall, before: Any, after: Any) -> dict
             gaps.append(relative(ours.step_at(x, [level], [asked]).out, out))
         images = ours.decode(ours.flow_of(runs[1].after[-1], grid.sigmas[-1]))
     shown = torch.as_tensor(runs[1].images)
+    shown = flat(in_unit(shown) if ours.raw_images else shown)
     return {
         "velocity": max(gaps),
-        "images": _gap(images, in_unit(shown) if ours.raw_images else shown),
+        "images": _gap(images, shown),
         "moved": relative(runs[1].out[0], runs[0].out[0]),
     }
 

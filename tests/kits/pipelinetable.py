@@ -131,6 +131,13 @@ def record() -> dict[str, Row]:
     return found
 
 
+def whole(found: Row | None) -> bool:
+    """Say whether a class has all that is measured of it."""
+    if found is None:
+        return False
+    return found["served"] in UNSERVED or "ratio" in found.get("run", {})
+
+
 def served(rows: dict[str, Row], title: str) -> list[str]:
     """Return the classes of a part of the table that are served."""
     return [name for name in classes()[title] if rows[name]["served"] not in UNSERVED]

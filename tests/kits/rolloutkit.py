@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.forest import decision_nodes
 from flowrl.algorithms.likelihoods.reverse import reverse
-from flowrl.algorithms.nodes import decision_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.algorithms.transitions import dance_sde

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from weightkit import Weights
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
+from rewards._common.learned import make_head
 from rewards.adversarial import adversarial
 from rewards.adversarial_layers import adversarial_layers
 from rewards.adversarial_pickscore import adversarial_pickscore
@@ -39,6 +42,7 @@ from rewards.soft_shapes import soft_shapes
 from rewards.step_aware import WEIGHTS as STEP_WEIGHTS
 from rewards.step_aware import StepClip, step_aware
 from rewards.t2i_compbench import t2i_compbench
+from rewards.verdict_head import save_head, verdict_head
 
 
 class Scorer(NamedTuple):
@@ -153,6 +157,15 @@ def heads(weights: Weights) -> Scorer:
     return Scorer(lambda **more: adversarial_layers(**given, **more), images, words(), 1e-6, 0.03)
 
 
+def verdicts(weights: Weights) -> Scorer:
+    folder, network = weights.root / "verdicts", Path(weights.dino) / "config.json"
+    width = json.loads(network.read_text())["hidden_size"]
+    save_head(make_head(2 * width, 8, 0), folder)
+    given: dict[str, Any] = {"path": str(folder), "dino": weights.dino}
+    images = random_images(6, 42, 42)
+    return Scorer(lambda **more: verdict_head(**given, **more), images, words(), 1e-6, 0.03)
+
+
 def composition(weights: Weights) -> Scorer:
     """Ask for what the random detector is likely to find, with one colour."""
     given, meta = weights.geneval, []
@@ -219,6 +232,7 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "clip_reference": reference,
     "adversarial": head,
     "adversarial_layers": heads,
+    "verdict_head": verdicts,
     "geneval": composition,
     "t2i_compbench": parts,
     "jpeg": files,

@@ -22,9 +22,9 @@ from flowrl.training.batches import SharedForest
 from flowrl.training.learn import learn
 from flowrl.training.method import method_of
 from flowrl.training.parts import parts_of
-from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import collect
 from flowrl.training.run import Iteration
+from flowrl.training.task import Task
 from flowrl.training.trainer import Trainer, give_credit
 
 KL = "kl={fn: transition_kl, beta: 0.1}"

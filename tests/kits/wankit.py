@@ -10,7 +10,7 @@ from adapterkit import seeds
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
-from flowrl.models.flow_matching import first_order
+from flowrl.models.adapter import first_order
 
 SIZE, STEPS = (32, 16), 6
 

@@ -15,7 +15,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 
 from flowrl.core.errors import ConfigError, ModelError
-from flowrl.models.flow_matching import check_scheduler, pipeline_sigmas
+from flowrl.models.adapter import check_scheduler, pipeline_sigmas
 
 STEPS = (2, 3, 5, 10, 28, 50, 61, 200)
 TOKENS = 1024

@@ -23,7 +23,7 @@ from flowrl.algorithms.rollout.engine import rollout, sample_ode
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import Source
-from flowrl.models.flow_matching import pack, unpack
+from flowrl.models.adapter import pack, unpack
 from flowrl.models.flux import flux, image_ids
 from flowrl.models.flux_kontext import flux_kontext
 

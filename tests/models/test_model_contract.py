@@ -19,7 +19,7 @@ from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.errors import DataError
 from flowrl.core.noise_path import vp_from_flow
 from flowrl.core.types import FlowModel
-from flowrl.models.flow_matching import pack
+from flowrl.models.adapter import pack
 
 SIZE = (64, 48)
 A_DOG = {"negative_prompt": "a dog"}

@@ -86,5 +86,5 @@ def test_a_class_is_trained_and_diffusers_loads_the_weights(name: str, tmp_path:
 
 
 def test_it_was_measured_with_a_version_of_diffusers() -> None:
-    measured = json.loads(FILE.read_text(encoding="utf-8"))["diffusers"]
+    measured = json.loads(FILE.read_text(encoding="utf-8"))["environment"]["diffusers"]
     assert measured == diffusers.__version__, "run scripts/results/pipelines.py"

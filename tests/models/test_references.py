@@ -24,7 +24,7 @@ from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import Source
 from flowrl.cost.meta_run import _inputs, workload_of
-from flowrl.models.flow_matching import pack
+from flowrl.models.adapter import pack
 from flowrl.models.flux2 import Flux2, flux2
 from flowrl.models.flux2_klein import Flux2Klein, flux2_klein
 from flowrl.models.prompt_encoding import to_pil

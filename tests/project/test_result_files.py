@@ -99,13 +99,6 @@ def counted_faults(result: Result, _: Path) -> Result:
     return {**result, "faults": len(result["results"]), "missed": missed}
 
 
-def counted_fuzz(result: Result, _: Path) -> Result:
-    """Inputs of each kind and of all; each kind's counts are of all its inputs."""
-    for row in result["kinds"].values():
-        assert sum(row["counts"].values()) == row["done"]
-    return {**result, **module_of("bench", "fuzz").summary(result["kinds"])}
-
-
 def counted_kills(result: Result, _: Path) -> Result:
     """Kills of each family, each once, and runs that came out wrong."""
     kills, rows = module_of("bench", "kills"), result["rows"]
@@ -136,12 +129,11 @@ KINDS: dict[str, Callable[[Result, Path], Result]] = {
     "seeds": seeds,
     "doctor": counted_doctor,
     "faults": counted_faults,
-    "fuzz": counted_fuzz,
     "kills": counted_kills,
     "side-by-side": side_by_side,
 }
 """Kind of a file, or how its name begins -> what works its numbers out again from what it holds."""
-COUNTS = ("named", "silent", "faults", "inputs", "falls", "kills", "runs_that_differ", "least")
+COUNTS = ("named", "silent", "faults", "kills", "runs_that_differ", "least")
 ELSEWHERE = {
     "gains": "test_again.py, from gains-outcomes.json",
     "gains-outcomes": "test_again.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from graphlib import CycleError
 from pathlib import Path
@@ -26,6 +25,8 @@ def test_regenerate_and_compare() -> None:
     tables = script_module("results/tables")
     stale = sorted(path.relative_to(ROOT).as_posix() for path in tables.stale())
     assert stale == [], "run python scripts/results/tables.py"
+    drawn = [picture.path.name for picture in tables.stale_pictures()]
+    assert drawn == [], "run python scripts/results/tables.py"
     made = {path.name for path in tables.targets()}
     assert {"README.md", "results.md", "shapes.md", "memory.md", "architecture.md"} <= made
 
@@ -63,13 +64,19 @@ def test_the_head_of_a_method_page() -> None:
 
 
 def test_levels_come_from_the_rows_of_gains() -> None:
-    """A config without a row is at "dry run"; what stands in the catalogue by hand is replaced."""
+    """A config without a row is at "dry run"; a row on equal terms comes before an older one; what
+    stands in the catalogue by hand is replaced."""
     module = script_module("results/method_docs")
-    assert module.levels().keys() == set(list_configs())
-    slas = module.levels()["shapes/slas"]
-    assert (slas.level, slas.seeds, slas.results) == ("seeds", 3, "gains.json")
-    assert module.levels()["shapes/spo"].words == "once"
-    assert module.levels()["sd3/awm"].words == "dry run"
+    levels = module.levels()
+    assert levels.keys() == set(list_configs())
+    assert levels["sd3/awm"].words == "dry run"
+    equal = module.methods_table.by_config()
+    for row in [*module.gains.rows(), *equal.values()]:
+        kept = equal.get(row["config"], row)
+        file = "methods.json" if row["config"] in equal else "gains.json"
+        level = levels[row["config"]]
+        assert (level.seeds, level.results) == (kept["seeds"], file)
+        assert level.level == ("once" if kept["seeds"] == 1 else "seeds")
     false = "- slug: awm\n  name: AWM\n  verified:\n    sd3/awm: {level: seeds}\n\n"
     text = module.catalogue(false)
     assert text.startswith("- slug: awm\n  name: AWM\n") and text.endswith("\n\n")
@@ -171,56 +178,6 @@ def test_every_row_says_what_it_needs() -> None:
         assert row["low"] is None or row["low"] <= row["gain"] <= row["high"], row["config"]
         assert (row["low"] is None) == (row["seeds"] == 1)
         assert row["commits"] and all(len(commit) >= 40 for commit in row["commits"])
-
-
-# ----------------------------------------------------------------------------- all on equal terms
-
-
-def methods_file(folder: Path) -> Path:
-    """Write a made-up `methods.json`: of four images the base model has one right, in two tasks."""
-    found = made_up()
-    entry = found["configs"][0]
-    entry |= {"lr": 2e-4, "search": {"own_lr": 1e-4, "chosen_lr": 2e-4, "tried": []}}
-    found["alternatives"] = {"best of 2": {"nfe_per_image": 20, "outcomes": "11 00"}}
-    path = folder / "methods.json"
-    path.write_text(json.dumps(found))
-    return path
-
-
-def test_the_table_of_all_methods_by_hand(tmp_path: Path) -> None:
-    """Runs at 100, 75 and 75 %, the base model at 25: gain 58.3; one failed; twice the rate."""
-    module = script_module("results/methods")
-    result = json.loads(methods_file(tmp_path).read_text())
-    (row,) = module.rows(result)
-    assert row["gain"] == pytest.approx(7 / 12) and row["right"] == pytest.approx(10 / 12)
-    assert (row["config"], row["seeds"], row["failed"], row["below"]) == ("shapes/slas", 3, 1, 0)
-    assert row["factor"] == 2 and row["looks"] == 1 and row["holm"] == row["p"]
-    cells = [cell.strip() for cell in module.table([row]).splitlines()[2].strip("|").split("|")]
-    # a run that failed may have reached anything: no star
-    assert cells[:2] == ["`shapes/slas`", "+58.3"] and cells[4:6] == ["83.3 %", "2 x"]
-    assert cells[-1] == "1 of 4"
-    plain, best = module.untrained(result)
-    assert (plain["right"], best["right"], best["nfe_per_image"]) == (0.25, 0.5, 20)
-
-
-def test_a_second_look_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--again` takes the runs out and counts; what is there is not asked for again."""
-    module = script_module("results/methods")
-    monkeypatch.setattr(module, "FILE", methods_file(tmp_path))
-    assert not module._missing("shapes/slas") and module._missing("shapes/awm")
-    module.again("shapes/slas")
-    assert module._missing("shapes/slas")
-    assert json.loads(module.FILE.read_text())["looks"] == {"shapes/slas": 2}
-    with pytest.raises(SystemExit, match="expected a config of methods.json"):
-        module.again("shapes/slas")
-
-
-def test_the_table_asks_for_every_config_or_says_why_not() -> None:
-    module = script_module("results/methods")
-    asked, beside = module.wanted(), {**module.ELSEWHERE, **module.NEEDS}
-    assert len(set(asked)) == len(asked) and set(asked).isdisjoint(beside)
-    mine = {name for name in list_configs() if name.startswith("shapes/")}
-    assert {*asked, *beside} == mine
 
 
 # -------------------------------------------------------------------------- the keys of a config

@@ -88,6 +88,10 @@ def test_accounts_are_exact(whole: Whole) -> None:
         (3, 3 * COST, 3 * STEP, [2], ["nfe"]),
         (5, 5 * COST, 5 * STEP, [], ["seconds"]),
     ]
+    # what each reward said, beside the score: a proxy that rises while the score falls is seen
+    logged = read_rows(whole.what.runs / "toy-a" / "seed0", "eval.jsonl")
+    assert [row["rewards"] for row in run["curve"]] == [row["rewards"] for row in logged]
+    assert all(row["rewards"][row["score"]] == row[row["score"]] for row in logged)
     ends = {"nfe": run["curve"][1], "seconds": run["curve"][2]}
     for budget, row in run["at"].items():
         assert {key: row[key] for key in row if key != "outcomes"} == ends[budget]

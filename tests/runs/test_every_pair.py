@@ -46,3 +46,19 @@ def test_nearly_all_pairs_can_be_trained() -> None:
 )
 def test_one_iteration_of_a_pair(method: str, model: str) -> None:
     assert pairs.trained(method, model)["said"].endswith(" trained")
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "says"),
+    [
+        ("ddrl", "wan_ti2v", "makes videos of 5 frames"),
+        ("ddrl", "wan", "makes videos"),
+        ("tdm_r1", "sdxl", "those of its training timesteps alone"),
+        ("ddrl", "lumina2", "needs a model that encodes images"),
+        ("sd15/diffusion_dpo_offline", "lumina2", "needs a model that encodes images"),
+    ],
+)
+def test_what_is_known_before_loading_is_refused_when_it_is_bound(
+    method: str, model: str, says: str
+) -> None:
+    assert says in pairs.bind(method, model)

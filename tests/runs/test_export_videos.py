@@ -16,7 +16,7 @@ from PIL import Image
 from tinywan import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from toykit import toy
 
-from flowrl.models.flow_matching import first_order
+from flowrl.models.adapter import first_order
 from flowrl.runs.export.export import trained_part
 from flowrl.runs.export.usage import task_of, usage
 

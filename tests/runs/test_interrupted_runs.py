@@ -31,7 +31,7 @@ from flowrl.runs.open_run import open_run
 from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
-from flowrl.training import checkpoint, checks
+from flowrl.training import checkpoint, rollout
 from flowrl.training.optimizer_state import check_settings
 from flowrl.training.parts.copies import Copies
 from flowrl.training.trainer import Trainer
@@ -342,13 +342,13 @@ def test_a_command_or_the_call_with_the_functions(tmp_path: Path) -> None:
 
 def test_latents_that_broke_before_anything_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no earlier checkpoint in iteration 0."""
-    monkeypatch.setattr(checks, "_prompt", lambda *_: "P")
+    monkeypatch.setattr(rollout, "prompt_of", lambda *_: "P")
     tree = SimpleNamespace(step=torch.tensor([1]))
     ro: Any = SimpleNamespace(x=torch.full((1, 2), torch.nan), tree=tree, sigmas=torch.zeros(3))
     with pytest.raises(RunError, match="nothing was trained yet: use a wider model.dtype"):
-        checks.check_latents(ro, ["P"], 0)
+        rollout.check_latents(ro, ["P"], 0)
     with pytest.raises(RunError, match="go on from an earlier checkpoint with a lower"):
-        checks.check_latents(ro, ["P"], 1)
+        rollout.check_latents(ro, ["P"], 1)
 
 
 def test_other_settings_of_the_optimizer_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from reportkit import BEFORE, TICKS, evaluated, lines, make_run
 from flowrl.core.errors import DataError, RunError
 from flowrl.runs.folder import read_rows
 from flowrl.runs.report.columns import Series
-from flowrl.runs.report.curves import _mean, _smooth, compare_curves, curves, tick_texts
+from flowrl.runs.report.curves import _smooth, curves, tick_texts
 from flowrl.runs.report.page import before_after_table, html_report, story
 from flowrl.runs.report.samples import run_grid
 
@@ -130,29 +129,7 @@ def test_smoothing_leaves_gaps_out_of_the_mean() -> None:
     np.testing.assert_allclose(np.delete(smooth, range(32, 48)), 1.0)
 
 
-def test_mean_of_runs_covers_common_iterations() -> None:
-    a = Series(np.array([0.0, 1, 2]), np.array([1.0, 2, 3]))
-    b = Series(np.array([0.0, 1, 2, 3]), np.array([3.0, math.nan, 5, 9]))
-    mean = _mean([a, b])
-    assert mean.x.tolist() == [0, 2] and mean.y.tolist() == [2, 4]  # (1 + 3) / 2 and (3 + 5) / 2
-
-
-def test_compare_draws_each_seed_and_their_mean(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / str(n), shift=n / 10, iterations=5 + n) for n in range(3)]
-    drawn = panels(compare_curves(runs))
-    assert list(drawn) == ["Held-out prompts", "Training reward"]
-    *seeds, mean = drawn["Training reward"].get_lines()
-    assert [len(np.asarray(line.get_xdata())) for line in seeds] == [5, 6, 7]
-    # five common iterations, reward i / 100 shifted by 0, 0.1 and 0.2: their mean is shifted by 0.1
-    np.testing.assert_allclose(np.asarray(mean.get_ydata()), np.arange(5) / 100 + 0.1)
-    with pytest.raises(DataError, match="at least one run"):
-        compare_curves([])
-    lines(runs[1] / "eval.jsonl", [{"iteration": 0, "score": "graded", "graded": 0.5}])
-    with pytest.raises(DataError, match="one score, got graded, strict"):
-        compare_curves(runs)
-
-
-@pytest.mark.parametrize("drawer", [curves, html_report, lambda run: compare_curves([run])])
+@pytest.mark.parametrize("drawer", [curves, html_report])
 def test_a_malformed_line_is_named(run: Path, drawer: Any) -> None:
     good = '{"iteration": 0, "reward": 1}\n'
     torn = '{"iteration": 1, "rew\n'
@@ -189,7 +166,7 @@ def test_a_torn_last_line_is_left_out(run: Path) -> None:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    for drawer in (curves, html_report, lambda run: compare_curves([run])):
+    for drawer in (curves, html_report):
         with pytest.raises(RunError, match="is not a run folder: expected metrics.jsonl"):
             drawer(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 0\n")

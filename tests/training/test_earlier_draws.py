@@ -13,7 +13,7 @@ from torch import Tensor
 from toykit import toy
 from trainkit import halves, trainer_for
 
-from flowrl.algorithms.nodes import decision_nodes, root_above
+from flowrl.algorithms.forest import decision_nodes, root_above
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 from flowrl.techniques.earlier_draws import EarlierDraws

@@ -23,7 +23,7 @@ from trainkit import (
     weights_of,
 )
 
-from flowrl.algorithms.nodes import decision_nodes, state_rows, states_of
+from flowrl.algorithms.forest import decision_nodes, state_rows, states_of
 from flowrl.core.errors import RunError
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout

@@ -15,7 +15,7 @@ from scriptkit import module_of
 from toykit import toy
 from trainkit import watch
 
-from flowrl.algorithms.nodes import trained_nodes
+from flowrl.algorithms.forest import trained_nodes
 from flowrl.config.compose import Composition
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError

@@ -11,7 +11,7 @@ from estimatekit import made
 from torch import Tensor
 from toykit import toy
 
-from flowrl.algorithms.rollout.join import leaf_places
+from flowrl.algorithms.forest import leaf_places
 from flowrl.core.pixels import from_bytes, round_8bit, to_bytes
 from flowrl.core.types import RewardBatch
 from flowrl.cost.estimate import phase

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rolloutkit import run
 from torch import Tensor
 
-from flowrl.algorithms.nodes import decision_nodes, states_of
+from flowrl.algorithms.forest import decision_nodes, states_of
 from flowrl.algorithms.plans.trees import rake, tree
 from flowrl.algorithms.plans.windows import full
 from flowrl.core.types import Rollout

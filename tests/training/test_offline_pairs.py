@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from storedkit import GREEN, PAIRS, RED, paint, write_pairs
 
+from flowrl.algorithms.forest import clean_latents
 from flowrl.algorithms.likelihoods.forward import _weighted
-from flowrl.algorithms.nodes import clean_latents
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError

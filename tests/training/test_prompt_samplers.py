@@ -13,7 +13,7 @@ from toykit import toy
 from trainkit import credited, put
 
 from flowrl.algorithms.credit.advantages import group_norm
-from flowrl.algorithms.rollout.join import merge, of_prompt
+from flowrl.algorithms.forest import merge, of_prompt
 from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.techniques.chosen_prompts import ChosenPrompts

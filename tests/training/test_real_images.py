@@ -26,7 +26,7 @@ from storedkit import (
 from torch import Tensor
 from trainkit import ONE, TREE, flat, gradients, learnt
 
-from flowrl.algorithms.nodes import root_above, trained_nodes
+from flowrl.algorithms.forest import root_above, trained_nodes
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.prompts import load_prompts

@@ -15,7 +15,7 @@ from trainkit import halves, trainer_for
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import World
-from flowrl.training.metrics import Trained
+from flowrl.training.learn import Trained
 from flowrl.training.parts.copies import decay_of, follow, largest_kl
 from flowrl.training.trainer import Trainer
 

@@ -31,8 +31,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.processes import World
 from flowrl.core.seeds import generator
 from flowrl.models.toy import GaussianFlow, LinearFlow
-from flowrl.training.metrics import Trained, reduce_metrics
-from flowrl.training.optimizer import lr_share
+from flowrl.training.learn import Trained, lr_share, reduce_metrics
 from flowrl.training.weights import put_weights
 
 # ------------------------------------------------------------------------------------- on policy

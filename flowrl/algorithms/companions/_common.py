@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.forest import cond_of
 from flowrl.algorithms.losses._groups import check_positive
-from flowrl.algorithms.nodes import cond_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import wide
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout

@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.forest import normalize_by, subtree_mean
-from flowrl.algorithms.nodes import first_below_draw
+from flowrl.algorithms.forest import first_below_draw, normalize_by, subtree_mean
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import Tree

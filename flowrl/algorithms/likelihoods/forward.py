@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import clean_latents, cond_of
+from flowrl.algorithms.forest import clean_latents, cond_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import on_host, repeated
 from flowrl.core.noise_path import interpolate, shift_sigmas, wide

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.forest import cond_of
 from flowrl.algorithms.likelihoods._queries import Interval, Queries, noised_again, steps_to
-from flowrl.algorithms.nodes import cond_of
 from flowrl.core.noise_path import wide, x0_from
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition

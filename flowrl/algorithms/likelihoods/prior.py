@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import cond_of
+from flowrl.algorithms.forest import cond_of
 from flowrl.algorithms.transitions import gaussian_log_prob
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import per_sample, wide

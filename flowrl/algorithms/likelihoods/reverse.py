@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import cond_of, state_rows, states_of
+from flowrl.algorithms.forest import cond_of, state_rows, states_of
 from flowrl.algorithms.transitions import gaussian_log_prob
 from flowrl.core.noise_path import wide
 from flowrl.core.seeds import NodeStreams

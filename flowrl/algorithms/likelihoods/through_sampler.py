@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flowrl.algorithms.nodes import clean_latents, cond_of, initial_noise
+from flowrl.algorithms.forest import clean_latents, cond_of, initial_noise
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import repeated
 from flowrl.core.noise_path import interpolate, per_sample, wide

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.rollout.join import merge
+from flowrl.algorithms.forest import merge
 from flowrl.algorithms.rollout.plan_steps import (
     Step,
     baseline_steps,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import root_above
+from flowrl.algorithms.forest import root_above
 from flowrl.core.types import Rollout, Tree
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import climb
+from flowrl.algorithms.forest import climb
 from flowrl.algorithms.selection._change import drawn_at, relative_change, trained_draws
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Rollout

@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.nodes import climb, root_above, trained_nodes
+from flowrl.algorithms.forest import climb, root_above, subtree_mean, trained_nodes
 from flowrl.algorithms.selection._change import (
     drawn_at,
     one_of_each,

@@ -19,7 +19,7 @@ from torch import Tensor
 from flowrl.core.errors import ModelError
 from flowrl.core.seeds import generator
 from flowrl.models.by_call.layout import Layout, handed
-from flowrl.models.by_call.model import PROMPTS, Asked, Grid, PipelineCall, in_unit
+from flowrl.models.by_call.model import PROMPTS, Asked, Grid, PipelineCall, flat, in_unit
 from flowrl.models.by_call.texts import Unequal
 
 SAME_LENGTH = "a tan cone"  # as long as the first of PROMPTS, in letters and in words
@@ -244,7 +244,7 @@ def _first_step(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -
 def _images(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Check:
     images = torch.as_tensor(theirs.images).float()
     with torch.no_grad():
-        images = _in_unit(model, theirs, images, limit)
+        images = flat(_in_unit(model, theirs, images, limit))
         ours = model.decode(model.flow_of(theirs.after[-1], grid.sigmas[-1]))
     images = images[:, 0] if images.dim() == 5 and ours.dim() == 4 else images
     gap = float("inf")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ModelError
-from flowrl.models.flow_matching import pack
+from flowrl.models.adapter import pack
 
 DIGIT = 128  # whole numbers below it are exact in every dtype
 

@@ -27,8 +27,8 @@ from flowrl.models.by_call.layout import Layout, drawn, handed, learn_layout
 from flowrl.models.by_call.options import PipelineCallOptions, frames_name, rewriters
 from flowrl.models.by_call.probe import Noted, Stop, Stubs, probe, row_times, stopped_at
 from flowrl.models.by_call.texts import READERS, RememberedTexts, Unequal
-from flowrl.models.loading import quiet
 from flowrl.models.prompt_encoding import stacked, to_pil
+from flowrl.models.runtime import quiet
 from flowrl.models.tuned_pipeline import TunedPipeline
 
 TEXT = "text"  # the name of the conditioning: a number for each prompt
@@ -164,7 +164,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         with self._helping("vae", "movq"):
             parts = [self._decoded(part, layout) for part in inner.split(count)]
         images = torch.cat(parts)
-        images = in_unit(images) if self.raw_images else images
+        images = flat(in_unit(images) if self.raw_images else images)
         if tuple(images.shape[-2:]) != (layout.height, layout.width):
             raise ModelError(
                 f"{self.name}: expected images of {layout.height} x {layout.width} pixels, makes "
@@ -634,6 +634,14 @@ def _first_step(real: Any) -> Any:
 def in_unit(images: Tensor) -> Tensor:
     """Return images of [-1, 1] in [0, 1]."""
     return (images / 2 + 0.5).clamp(0, 1)
+
+
+def flat(images: Tensor) -> Tensor:
+    """Return images [..., 3, H, W] of images with an alpha, as of Qwen-Image-2.1: on white."""
+    if images.shape[-3] != 4:
+        return images
+    colour, alpha = images.split((3, 1), -3)
+    return 1 - alpha * (1 - colour)
 
 
 def _pixels(found: Any) -> Tensor:

@@ -242,11 +242,8 @@ def ernie() -> Any:
 
 def glm_image() -> Any:
     """Make a GLM-Image, whose language model writes tokens that the network starts from."""
-    tokenizer = letters()
     marks = {"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
-    tokenizer.add_tokens([*marks.values()], special_tokens=True)
-    for name, mark in marks.items():
-        setattr(tokenizer, name, mark)
+    tokenizer = letters(extra_special_tokens=marks)
     rope = {"rope_type": "default", "mrope_section": (4, 2, 2), "rope_theta": 1e4}
     text = {name: v for name, v in language().items() if name not in ("head_dim", "eos_token_id")}
     reader = GlmImageConfig(

@@ -298,11 +298,17 @@ def prx() -> Any:
     """Make a PRX."""
     inner = language() | {"model_type": "t5_gemma_module"}
     config = T5GemmaConfig(encoder=inner, decoder=inner, is_encoder_decoder=True)
+    reader = T5GemmaEncoder(config.encoder).eval()
+    # its folders have the settings of encoder and decoder; the encoder looks for its own among them
+    for name, value in vars(config.encoder).items():
+        if not hasattr(config, name):
+            setattr(config, name, value)
+    reader.config = config
     return diffusers.PRXPipeline(
         transformer=diffusers.PRXTransformer2DModel(in_channels=4, patch_size=2, **PRX),
         scheduler=flow(),
         vae=vae(4),
-        text_encoder=T5GemmaEncoder(config.encoder).eval(),
+        text_encoder=reader,
         tokenizer=letters(),
     )
 

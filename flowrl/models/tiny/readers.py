@@ -57,8 +57,9 @@ DIT: dict[str, Any] = {  # of networks of PixArt's structure
 }
 
 
-def letters() -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single letters, with the marks that templates put around prompts."""
+def letters(**named: Any) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of single letters, with the marks that templates put around prompts;
+    ``named``: more of the tokenizer's settings."""
     marks = ["<pad>", "<bos>", "<eos>", "<unk>", "<|im_start|>", "<|im_end|>"]
     known = [*marks, *string.ascii_letters, *string.digits, *string.punctuation, " ", "\n"]
     base = Tokenizer(models.BPE({one: i for i, one in enumerate(known)}, [], unk_token="<unk>"))
@@ -73,6 +74,7 @@ def letters() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         padding_side="right",
         model_max_length=512,
+        **named,
     )
     made.add_tokens(marks[4:], special_tokens=True)
     made.chat_template = CHAT

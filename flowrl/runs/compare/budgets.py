@@ -335,6 +335,7 @@ def score_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "score": row[row["score"]],
         "interval": row["interval"],
         "tasks": {task: values["mean"] for task, values in row["tasks"].items()},
+        "rewards": row.get("rewards", {}),  # the mean of each, also of those that train
         "outcomes": row["outcomes"],
     }
 

@@ -24,7 +24,7 @@ from flowrl.config.sections import (
     ZeroStdMonitor,
 )
 from flowrl.core.files import write_text
-from flowrl.evaluation.reward_metrics import LOOKS
+from flowrl.evaluation.reward_set import LOOKS
 from flowrl.runs.best import Row, best_first, score_of
 from flowrl.runs.folder import FINDINGS, Rows, read_rows
 

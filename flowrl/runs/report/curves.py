@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, MaxNLocator
 
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import RunError
 from flowrl.runs.folder import (
     TIMING,
     Evaluation,
@@ -35,15 +35,6 @@ PANELS = {
 }
 OF_RATIO = ("approx_kl", "ratio_std")
 NO_PHASE = ("iteration", "total", "images_per_s")  # keys of timing.jsonl that are no phase
-
-
-class Panel(NamedTuple):
-    """The same curve of several runs."""
-
-    title: str
-    label: str
-    lines: list[Series]
-    marker: str
 
 
 @styled
@@ -87,62 +78,6 @@ def _on_policy(metrics: Rows) -> bool:
     return bool(known.any() and (spread[known] <= gap[known]).all())
 
 
-@styled
-def compare_curves(runs: Sequence[RunPath]) -> Figure:
-    """Draw reward and held-out score of several seeds of one config: each run faint, their mean
-    strong.
-
-    The mean covers the iterations that every run has. Raises DataError without runs or if their
-    scores differ, RunError as `curves`.
-    """
-    if not runs:
-        raise DataError("expected at least one run folder to compare, got none")
-    panels = _shared_panels(runs)
-    if not panels:
-        names = ", ".join(str(run) for run in runs)
-        raise RunError(f"{names}: nothing to draw, neither rewards nor evaluations")
-    figure = Figure(figsize=(5.4 * len(panels), 3.5), layout="constrained")
-    for index, panel in enumerate(panels):
-        _draw_runs(figure.add_subplot(1, len(panels), index + 1), panel)
-    return figure
-
-
-def _shared_panels(runs: Sequence[RunPath]) -> list[Panel]:
-    """Return held-out score and reward of all runs, without what none of them has."""
-    evals = [read_evals(run) for run in runs]
-    names = sorted({row.name for rows in evals for row in rows})
-    if len(names) > 1:
-        raise DataError(f"expected runs evaluated by one score, got {', '.join(names)}")
-    panels = []
-    if names:
-        totals = [_totals(rows) for rows in evals]
-        panels.append(Panel("Held-out prompts", f"{names[0]} score", totals, "o"))
-    rewards = [_smooth(series(read_metrics(run), "reward")) for run in runs]
-    panels.append(Panel(*PANELS["reward"], rewards, ""))
-    # a panel with nothing measured is left out
-    kept = []
-    for panel in panels:
-        if any(np.isfinite(line.y).any() for line in panel.lines):
-            kept.append(panel)
-    return kept
-
-
-def _draw_runs(axes: Axes, panel: Panel) -> None:
-    """Draw each run faint and their mean strong."""
-    _style(axes, panel.title, panel.label)
-    for number, line in enumerate(panel.lines):
-        name = f"each of {len(panel.lines)} runs" if number == 0 else None
-        axes.plot(*line, color=PALETTE[0], alpha=0.3, linewidth=1, label=name)
-    look: dict[str, Any] = {
-        "linewidth": 2,
-        "marker": panel.marker,
-        "markersize": 3.5,
-        "label": "their mean",
-    }
-    axes.plot(*_mean(panel.lines), color=PALETTE[0], **look)
-    axes.legend(loc="lower right")
-
-
 # --------------------------------------------------------------------------------------- the lines
 
 
@@ -165,18 +100,6 @@ def _smooth(line: Series) -> Series:
     total = np.convolve(np.where(good, line.y, 0.0), kernel, "same")
     count = np.convolve(good.astype(float), kernel, "same")
     return Series(line.x, np.where(count > 0.5, total / np.maximum(count, 1.0), np.nan))
-
-
-def _mean(lines: Sequence[Series]) -> Series:
-    """Average runs over the iterations where every one of them has a value."""
-    known = []
-    for line in lines:
-        known.append({x: y for x, y in zip(*line, strict=True) if math.isfinite(y)})
-    common = sorted(set.intersection(*map(set, known)))
-    means = []
-    for x in common:
-        means.append(np.mean([values[x] for values in known]))
-    return Series(np.array(common), np.array(means))
 
 
 # -------------------------------------------------------------------------------------- the panels

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import count_trained, states_of, trained_nodes
+from flowrl.algorithms.forest import count_trained, states_of, trained_nodes
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.host_copies import checked_later
 from flowrl.core.part import Part, PartState
@@ -21,18 +21,17 @@ from flowrl.core.types import Batch, Eval, LossInput, Plan, Rollout
 from flowrl.training import checkpoint
 from flowrl.training.batches import Minibatch, NetworkCall, NodeTable, SharedForest, cut, deal
 from flowrl.training.checkpoint_state import check_optimizer
-from flowrl.training.learn import CallRows, sum_gradients
+from flowrl.training.learn import CallRows, Trained, reduce_metrics, sum_gradients
 from flowrl.training.method import COMPANIONS, TRAINED_CALLS
-from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,
     optimizer_to_tensors,
 )
 from flowrl.training.parts.copies import evaluated, put_copies
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Iteration, Prepared, Run
 from flowrl.training.start_weights import check_start, start_from
+from flowrl.training.task import Task
 
 PREFIX = "optimizer-"
 

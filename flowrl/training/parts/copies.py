@@ -15,10 +15,9 @@ from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.part import Part, PartState
 from flowrl.core.processes import World, shared_as
 from flowrl.core.types import Eval, LossInput, Plan
-from flowrl.training.learn import CallRows
-from flowrl.training.metrics import Trained
-from flowrl.training.rehearsal import Task
+from flowrl.training.learn import CallRows, Trained
 from flowrl.training.run import Iteration, Run
+from flowrl.training.task import Task
 from flowrl.training.weights import Weights
 
 FOLLOWING = ("old", "slow")  # sections of copies that follow the weights as a function says

@@ -12,8 +12,8 @@ from flowrl.core.host_copies import on_host
 from flowrl.core.part import Part
 from flowrl.core.types import Plan
 from flowrl.evaluation.sources import encode_rows, prompt_keys
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Iteration, Run
+from flowrl.training.task import Task
 
 
 class LogProbOfNodes(Part):

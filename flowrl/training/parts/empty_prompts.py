@@ -10,8 +10,8 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Plan, Rollout
 from flowrl.evaluation.sources import encode_rows
 from flowrl.training.guidance import is_guided, no_prompt
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Run
+from flowrl.training.task import Task
 
 
 class EmptyPrompts(Part):

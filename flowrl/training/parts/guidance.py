@@ -13,11 +13,10 @@ from flowrl.core.needs import needs_of
 from flowrl.core.part import Part
 from flowrl.core.types import LossInput, Plan
 from flowrl.training.guidance import KEYS, check_guides, guides_reference, guiding
-from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.learn import CallRows
 from flowrl.training.method import Method
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Prepared, Run
+from flowrl.training.task import IterationCost, Task
 
 
 class Guidance(Part):

@@ -6,14 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, count_trained
+from flowrl.algorithms.forest import best_below, count_trained
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import length_ratio
 from flowrl.core.part import Part
 from flowrl.core.types import LossInput, Plan, Rollout
 from flowrl.training.learn import CallRows
-from flowrl.training.rehearsal import Task
 from flowrl.training.run import Run
+from flowrl.training.task import Task
 
 NONZERO = "flowrl.algorithms.selection.select.nonzero"
 

@@ -16,12 +16,11 @@ from flowrl.core.part import Part
 from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
 from flowrl.core.types import Plan
-from flowrl.evaluation.reward_metrics import total_reward
+from flowrl.evaluation.reward_set import total_reward
 from flowrl.evaluation.sources import encode_rows
-from flowrl.training.iteration_cost import IterationCost
-from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import ImageBuffer, prompted
 from flowrl.training.run import Prepared, Run
+from flowrl.training.task import IterationCost, Task
 
 
 class Previews(Part):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import initial_noise, state_rows
+from flowrl.algorithms.forest import initial_noise, state_rows
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides, discrete_levels
 from flowrl.core.errors import ConfigError, DataError
@@ -25,13 +25,14 @@ from flowrl.core.prompts import PromptSet
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import LossInput, Plan, RealRows, Rollout
 from flowrl.evaluation.preference_pairs import read_fitted
+from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.sources import check_images, place_of
 from flowrl.training.guidance import is_guided, teacher_guidance
 from flowrl.training.learn import CallRows
 from flowrl.training.parts.copies import limits_of
-from flowrl.training.parts.stored_images import check_encodes
-from flowrl.training.rehearsal import Task
+from flowrl.training.parts.stored_images import check_encodes, check_encodes_ahead
 from flowrl.training.run import Iteration, Prepared, Run
+from flowrl.training.task import Task
 
 IMAGE = "image"
 KEPT = 2**30  # bytes of latents that are kept on the host for later iterations
@@ -57,6 +58,12 @@ class RealImages(Part):
         """Refuse a penalty on real images that has no rows, or no noise, to go by, or is taken for
         a distance to the base model."""
         config, likelihood = task.config, task.method.likelihood
+        check_encodes_ahead(config, "training on real images (data_velocity)")
+        if (frames := frames_of(config)) > 1:
+            raise ConfigError(
+                f"kl: trains on real images, and model {config.model.fn} makes videos of {frames} "
+                "frames; leave the section out"
+            )
         if likelihood.trains not in ("draws", "leaves"):
             raise ConfigError(
                 f"kl: real images are noised to the levels of what is trained, and likelihood "
@@ -86,15 +93,10 @@ class RealImages(Part):
         self._paths = [_paths(prompts, row) for row in range(len(prompts))]
 
     def check_model(self, prepared: Prepared, model: Any, frames: int) -> None:
-        """Refuse a model whose velocity cannot be compared with real images: it makes videos, is to
-        be asked about noise levels that it does not know, or cannot leave its guidance out."""
+        """Refuse a model whose velocity cannot be compared with real images: it is to be asked
+        about noise levels that it does not know, or cannot leave its guidance out."""
         config = prepared.config
         check_encodes(model, "training on real images (data_velocity)")
-        if frames > 1:
-            raise ConfigError(
-                f"kl: trains on real images, and model {config.model.fn} makes videos of {frames} "
-                "frames; leave the section out"
-            )
         if fresh_of(config) == "all" and discrete_levels(model):
             raise ConfigError(
                 f"kl.fresh=all: draws noise levels for real images, and model {config.model.fn} "

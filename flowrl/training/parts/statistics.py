@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.algorithms.forest import leaf_kinds, trained_nodes
 from flowrl.core.part import Part
-from flowrl.evaluation.reward_metrics import (
+from flowrl.evaluation.reward_set import (
     LOOKS,
     histogram,
     looks_of,
@@ -34,7 +34,7 @@ class Statistics(Part):
         # of finished images alone; previews of an early step would distort them
         whole = it.forest.whole
         finished = leaf_kinds(whole.tree, whole.leaf).cpu() == 0
-        total = total_reward(it.values, run.config.reward_weights)[finished]
+        total = total_reward(it.values, run.reward_set.weights)[finished]
         nodes = trained_nodes(whole, run.method.likelihood.trains)
         it.metrics["prompt_entropy"] = prompt_entropy(it.advantage, it.tree.group)
         run.state.histograms = {

@@ -10,6 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from flowrl.config.load import Config
+from flowrl.core.abilities import known_ahead
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part
 from flowrl.core.pixels import from_bytes
@@ -23,10 +25,9 @@ from flowrl.evaluation.preference_pairs import (
     read_pair,
 )
 from flowrl.evaluation.sources import encode_rows
-from flowrl.training.iteration_cost import IterationCost
-from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import sigma_grid
 from flowrl.training.run import Iteration, Prepared, Run
+from flowrl.training.task import IterationCost, Task
 
 
 @runtime_checkable
@@ -49,6 +50,7 @@ class StoredImages(Part):
     def check(self, task: Task, plan: Plan) -> None:
         """Refuse a method that cannot train on the two stored images of each prompt."""
         config, likelihood = task.config, task.method.likelihood
+        check_encodes_ahead(config, f"plan {config.plan.fn}")
         if getattr(likelihood, "noise", "") == "initial":
             raise ConfigError(
                 f"likelihood.noise=initial: plan {config.plan.fn} samples nothing, so its images "
@@ -104,6 +106,17 @@ class StoredImages(Part):
             return credit(labels.to(reward), leaf, tree)
 
         return by_label
+
+
+def check_encodes_ahead(config: Config, who: str) -> None:
+    """Raise ConfigError if images have to become latents and the model, by what is known before it
+    is loaded, cannot do that."""
+    if not known_ahead(config.model.function, config.model.kwargs).encodes_images:
+        raise ConfigError(
+            f"model: {who} needs a model that encodes images, and a pipeline without adapter does "
+            "not say how they become latents; take a method that samples its images, or a class "
+            "with an adapter"
+        )
 
 
 def check_encodes(model: Any, who: str) -> None:

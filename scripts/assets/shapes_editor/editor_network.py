@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from flowrl.evaluation.suites.shapes.edits import edit_words
-from flowrl.models.flow_matching import pack
+from flowrl.models.adapter import pack
 from flowrl.models.flux import image_ids
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))

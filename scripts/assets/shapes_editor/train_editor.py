@@ -28,7 +28,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.suites.shapes.edits import KINDS, check_edits, draw_edits
 from flowrl.evaluation.suites.shapes.scene import SIZE, render
-from flowrl.models.flow_matching import unpack
+from flowrl.models.adapter import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from common import Averaged, Log  # noqa: E402

@@ -28,7 +28,8 @@ from unet_network import BASE, Text, Unet, sample, schedule, write
 
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import TASKS
-from flowrl.models.loading import quiet, without_bars
+from flowrl.models.loading import without_bars
+from flowrl.models.runtime import quiet
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from accuracy import validation_records  # noqa: E402

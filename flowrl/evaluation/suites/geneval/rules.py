@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import DataError
@@ -259,31 +259,3 @@ def result_row(
         "metadata": json.dumps(record),
         "details": json.dumps(details),
     }
-
-
-def geneval_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarize result lines as GenEval's summary_scores.py: {"overall", "tasks", "images",
-    "prompts", "correct_images", "correct_prompts"}.
-
-    Overall is the mean of the tasks' means; then the shares of correct images, and of prompts with
-    any correct image.
-    """
-    tasks: dict[str, list[bool]] = {}
-    prompts: dict[str, list[bool]] = {}
-    for row in rows:
-        tasks.setdefault(row["tag"], []).append(bool(row["correct"]))
-        prompts.setdefault(row["metadata"], []).append(bool(row["correct"]))
-    means = {tag: _mean(right) for tag, right in tasks.items()}
-    return {
-        "overall": _mean(means.values()),
-        "tasks": means,
-        "images": len(rows),
-        "prompts": len(prompts),
-        "correct_images": _mean(bool(row["correct"]) for row in rows),
-        "correct_prompts": _mean(any(right) for right in prompts.values()),
-    }
-
-
-def _mean(values: Iterable[float]) -> float:
-    every = list(values)
-    return sum(every) / len(every) if every else 0.0

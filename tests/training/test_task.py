@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from trainkit import TREE, trainer_for
 
-from flowrl.algorithms.nodes import decision_nodes
+from flowrl.algorithms.forest import decision_nodes
 from flowrl.algorithms.plans.solvers import pairs
 from flowrl.algorithms.plans.trees import tree
 from flowrl.algorithms.plans.windows import full, random_window, sliding_window
@@ -23,8 +23,8 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.types import Cond, Plan, Rollout
 from flowrl.models.toy import LinearFlow
-from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.parts.stored_images import StoredImages
+from flowrl.training.task import IterationCost, iteration_cost
 
 
 class Counting(LinearFlow):

@@ -1,18 +1,59 @@
-"""What one iteration costs: network calls, images, decisions and micro-batches, worked out before
-training starts."""
+"""What is known of a run from its config alone, and what an iteration of it costs: network calls,
+images, decisions and micro-batches."""
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from flowrl.algorithms.nodes import Trains
+from flowrl.algorithms.forest import Trains
 from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for, total_counts
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
+from flowrl.core.processes import ALONE, World
 from flowrl.core.types import Likelihood, Plan
+from flowrl.training.guidance import is_guided
+from flowrl.training.method import Method
+from flowrl.training.parts import Parts
 
 MOST_IMAGES, MOST_STEPS = 10**6, 1000  # of an iteration: more is a slip of the pen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is known of a run from its config alone."""
+
+    config: Config
+    method: Method
+    parts: Parts
+    world: World = ALONE
+    sharded: bool = False
+
+    @functools.cached_property
+    def guided(self) -> bool:
+        """Say whether each velocity evaluates the network with and without the prompt."""
+        return is_guided(self.config)
+
+    def work(self, plan: Plan) -> IterationCost:
+        """Count what an iteration with a plan costs."""
+        cost = cost_of_plan(self.config, plan, self.method.likelihood, guided=self.guided)
+        for part in self.parts.at("work"):
+            cost = part.work(self, plan, cost)
+        return cost
+
+    def trained_calls(self, update: int, steps: list[int]) -> int:
+        """Return the network calls that training one row takes at most: those of the method, and
+        of parts."""
+        calls = self.method.trained_calls(update, steps)
+        for part in self.parts.at("row_calls"):
+            calls += part.row_calls(self) if calls else 0
+        return calls
+
+    def known(self) -> dict[str, Any]:
+        """Return the fields by name, for a record of more."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

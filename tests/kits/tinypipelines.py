@@ -23,7 +23,12 @@ SCALING = (
     "qwenimage.pipeline_qwenimage_edit_plus",
     "longcat_image.pipeline_longcat_image_edit",
 )
-CHOOSING = ("Kandinsky5T2IPipeline", "Kandinsky5I2IPipeline")
+# what the class sets to a megapixel when it is made, and small
+CHOOSING: dict[str, dict[str, Any]] = {
+    "Kandinsky5T2IPipeline": {"resolutions": [(SIDE, SIDE)]},
+    "Kandinsky5I2IPipeline": {"resolutions": [(SIDE, SIDE)]},
+    "HiDreamImagePipeline": {"default_sample_size": SIDE // 8},
+}
 
 
 @contextmanager
@@ -35,9 +40,9 @@ def small() -> Iterator[None]:
             module = importlib.import_module(f"diffusers.pipelines.{name}")
             scaled = _scaled(module.calculate_dimensions)
             stack.enter_context(patch.object(module, "calculate_dimensions", scaled))
-        for name in CHOOSING:
+        for name, chosen in CHOOSING.items():
             kind: Any = getattr(diffusers, name)
-            stack.enter_context(patch.object(kind, "__init__", _choosing(kind.__init__)))
+            stack.enter_context(patch.object(kind, "__init__", _choosing(kind.__init__, chosen)))
         yield
 
 
@@ -48,10 +53,10 @@ def _scaled(real: Callable[..., Any]) -> Callable[..., Any]:
     return scaled
 
 
-def _choosing(real: Callable[..., None]) -> Callable[..., None]:
+def _choosing(real: Callable[..., None], chosen: dict[str, Any]) -> Callable[..., None]:
     @functools.wraps(real)
     def init(self: Any, *args: Any, **named: Any) -> None:
         real(self, *args, **named)
-        self.resolutions = [(SIDE, SIDE)]
+        vars(self).update(chosen)
 
     return init

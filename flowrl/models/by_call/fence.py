@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ModelError
 from flowrl.core.seeds import generator
+from flowrl.models.by_call.blind import let_through
 from flowrl.models.by_call.layout import Layout, handed
 from flowrl.models.by_call.model import PROMPTS, Asked, Grid, PipelineCall, flat, in_unit
 from flowrl.models.by_call.texts import Unequal
@@ -106,6 +107,7 @@ def fence(
     grid = model.grid(steps, height, width)
     asked = model.asked(PROMPTS[0], layout)
     theirs = public_run(model, asked, grid)
+    let_through(model, asked, theirs.x[0], grid.sigmas[0])
     checks = [_sample(model, theirs, grid)]
     checks.append(_velocities(model, asked, theirs, grid, LIMITS["velocity"][short]))
     checks.append(_first_step(model, theirs, grid, LIMITS["step"][short]))

@@ -214,7 +214,10 @@ def gains(result: Mapping[str, Any]) -> list[Result]:
         scores = model.groups[name] @ model.weights(None)
         row = {"config": entry["file"], "right": float(scores.mean()), "gain": gain}
         row |= {"half": error.half(), "p": error.p(gain), "seeds": len(ended)}
-        row |= {"failed": len(entry["seeds"]) - len(ended), "below": int((scores < base).sum())}
+        row |= {
+            "failed": len(entry["seeds"]) - len(ended),
+            "below": int((scores < base - 1e-9).sum()),
+        }
         row["iterations"] = float(np.mean([run["at"]["nfe"]["iteration"] for run in ended]))
         found.append(row)
     adjusted = holm([row["p"] for row in found])

@@ -23,6 +23,7 @@ PARTS = (
     "pairs",
     "gains",
     "methods",
+    "hacking",
     "quickstart",
     "demonstrated",
     "estimates",

@@ -28,6 +28,7 @@ PARTS = (
     "methods_table",
     "claims",
     "methods_figures",
+    "hacking",
     "quickstart",
     "demonstrated",
     "estimates",

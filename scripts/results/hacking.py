@@ -216,7 +216,9 @@ def _rolled_back(seed: int) -> None:
     train_run(config, folder, resume="auto", quiet=True)
     rows = read_rows(folder, EVALS)
     keys = ("iteration", "strict", "rewards")
-    more = {"curve": [{key: row[key] for key in keys} for row in rows]}
+    more: Result = {"curve": []}
+    for row in rows:
+        more["curve"].append({key: row[key] for key in keys})
     found = folder / "findings.jsonl"
     acted = [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
     more["rollbacks"] = [row["iteration"] for row in acted if row["action"] == "rollback"]

@@ -86,7 +86,7 @@ def gains(result: Result) -> list[Result]:
         # of the runs
         ended = ended_runs(entry)
         row |= {"seeds": len(ended), "failed": len(entry["seeds"]) - len(ended)}
-        row["below"] = int((scores < base).sum())
+        row["below"] = int((scores < base - 1e-9).sum())
         made.append(row)
     for row, p in zip(made, holm([row["p"] for row in made]), strict=True):
         row["holm"] = p

@@ -287,8 +287,8 @@ def rows(result: Mapping[str, Any]) -> list[Result]:
         entries.append({"name": name, "file": name, "seeds": runs})
     found = gains({"configs": entries, "base": judged["base"]})
     for row in found:
-        runs = [one for one in judged[row["config"]].values() if "outcomes" in one]
-        rose = [one["rewards"]["head"] - judged["base"]["rewards"]["head"] for one in runs]
+        ended = [one for one in judged[row["config"]].values() if "outcomes" in one]
+        rose = [one["rewards"]["head"] - judged["base"]["rewards"]["head"] for one in ended]
         row["proxy"] = float(np.mean(rose))
         few = len(rose) < 2
         row["proxy_half"] = (

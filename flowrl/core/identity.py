@@ -154,12 +154,15 @@ def _code_of(raw: bytes) -> bytes:
     except (SyntaxError, ValueError, tokenize.TokenError):
         return raw
     lines: list[str | None] = [*io.TextIOWrapper(io.BytesIO(raw), tokens[0].string)]
-    # docstrings; where one is all that a body has, nothing is there to compute either
+    # docstrings that share their lines with no code
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
-            for row in range(first.lineno - 1, first.end_lineno or first.lineno):
+            rows = range(first.lineno - 1, first.end_lineno or first.lineno)
+            before = str(lines[rows[0]]).encode()[: first.col_offset]
+            after = str(lines[rows[-1]]).encode()[first.end_col_offset :]
+            for row in rows if not before.strip() and not after.strip() else ():
                 lines[row] = None
     # comments, and the lines that were nothing else
     for token in tokens:

@@ -42,6 +42,21 @@ def test_comments_and_docstrings_do_not_count(
     assert (_facts(tmp_path, monkeypatch, source) == before) is same
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def judge(x):\n    """Ä page."""; return 1\n',
+        'def judge(x): "A page."; return 1\n',
+        '"""A page."""; judge = lambda x: 1\njudge.__module__ = __name__\n',
+    ],
+)
+def test_code_beside_a_docstring_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    before = _facts(tmp_path, monkeypatch, source)
+    assert _facts(tmp_path, monkeypatch, source.replace("1", "2")) != before
+
+
 def test_a_docstring_that_is_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = '"""How good is it?"""\ndef judge(x):\n    return __doc__\n'
     before = _facts(tmp_path, monkeypatch, one)

@@ -1,5 +1,5 @@
 """What stops hacking: train on a reward that can be hacked, with and without remedies, and write
-the table and the figure of docs/hacking.md.
+the table of docs/hacking.md.
 
     python scripts/results/hacking.py                       # until all is there; Ctrl-C, go on
     python scripts/results/hacking.py --minutes 40 --only nothing kl
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import time
@@ -38,18 +37,15 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
 from flowrl.core.types import FlowModel
-from flowrl.runs.compare.figures import cells, new_figure, plain_axes
 from flowrl.runs.compare.records import packed
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import EVALS, read_rows
 from flowrl.runs.open_run import load_run
-from flowrl.runs.report.style import PALETTE, save_figure, styled
 from flowrl.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "hacking.json"
 PAGE = ROOT / "docs" / "hacking.md"
-FIGURE = ROOT / "assets" / "figures" / "hacking.png"
 RUNS = ROOT / "runs" / "hacking"
 REFERENCES = "runs/hacking/references"
 NFE, SEEDS, POINTS = 20_000, (0, 1, 2), 4
@@ -323,60 +319,13 @@ def page(text: str) -> str:
     return between(text, "hacking: table", "hacking: end", parts)
 
 
-# --------------------------------------------------------------------------------------- the figure
-
-Point = tuple[float, float, float]  # share of the budget, proxy, truth
-
-
-def curves(result: Mapping[str, Any], name: str) -> list[list[Point]]:
-    """Return the curve of each seed of a row on the validation prompts."""
-    found: list[list[Point]] = []
-    for one in result["judged"].get(name, {}).values() if name == ROLLBACK else ():
-        last = one["curve"][-1]["iteration"]
-        seen = [(row["iteration"] / last, row["rewards"]) for row in one["curve"]]
-        found.append([(x, means["head"], means["strict"]) for x, means in seen])
-    for entry in result["configs"]:
-        for run in entry["seeds"] if entry["name"] == f"hacking-{name}" else ():
-            seen = [(row["nfe"] / NFE, row["rewards"]) for row in run["curve"]]
-            found.append([(x, means["head"], means["strict"]) for x, means in seen])
-    return found
-
-
-@styled
-def draw(result: Mapping[str, Any], file: Path) -> None:
-    """Draw proxy and truth over training, a panel for each row, a line for each seed."""
-    shown = {name: found for name in ROWS if (found := curves(result, name))}
-    across = min(4, len(shown))
-    down = math.ceil(len(shown) / across)
-    figure = new_figure(
-        2.6 * across + 0.5,
-        2.2 * down + 0.8,
-        "Proxy (orange) and truth (blue) over training",
-        "mean score of images of validation prompts; one line for each seed",
-    )
-    grid = cells(figure, down, across, left=0.5, top=0.85, bottom=0.45, hspace=0.4, wspace=0.2)
-    for place, (name, found) in enumerate(shown.items()):
-        axes = figure.add_subplot(grid[place // across, place % across])
-        axes.set_title(ROWS[name].title, fontsize=8.5)
-        for line in found:
-            x, proxy, truth = zip(*line, strict=True)
-            axes.plot([100 * one for one in x], proxy, color=PALETTE[1], linewidth=1.2)
-            axes.plot([100 * one for one in x], truth, color=PALETTE[0], linewidth=1.2)
-        axes.set_xlim(0, 112)
-        axes.set_ylim(0, 1)
-        plain_axes(axes, "y")
-        if place // across == down - 1:
-            axes.set_xlabel("% of the network evaluations", fontsize=8)
-    save_figure(figure, file, dpi=130)
-
-
 def targets() -> list[tuple[Path, Any]]:
     """Return the page that this file fills."""
     return [(PAGE, page)]
 
 
 def main() -> None:
-    """Train what is missing, and draw what is there."""
+    """Train what is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -384,7 +333,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
     args = parser.parse_args()
     train(args.only, args.minutes)
-    draw(_read(), FIGURE)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def write(rows: dict[str, Any]) -> None:
 
     known = [name for names in classes().values() for name in names]
     rows = {name: rows[name] for name in sorted({*known}) if name in rows}
-    found = {"classes": rows, "environment": environment()}
+    machine = {key: value for key, value in environment().items() if key != "commit"}
+    found = {"classes": rows, "environment": machine}  # each row has its own commit
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if rows.keys() >= {*known}:
         PAGE.write_text(page(table(rows)), encoding="utf-8")
@@ -44,6 +45,8 @@ def write(rows: dict[str, Any]) -> None:
 def main(asked: list[str]) -> int:
     """Measure the classes that are asked about, or all -> how many failed."""
     from pipelinetable import FILE, classes, measured, record, whole
+
+    from flowrl.core.installation import environment
 
     rows = record() if FILE.exists() else {}
     names = [name for name in asked if not name.startswith("--")]
@@ -54,7 +57,7 @@ def main(asked: list[str]) -> int:
     failed = 0
     for name in names:
         try:
-            rows[name] = measured(name)
+            rows[name] = {**measured(name), "commit": environment()["commit"]}
         except Exception:  # what is left is measured, too
             traceback.print_exc()
             failed += 1

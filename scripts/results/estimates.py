@@ -79,7 +79,7 @@ def row(name: str, profile: str) -> Row:
     found = fitted(plain, profile)
     config, largest = load_config(name, found.overrides), found.phase
     assert largest is not None  # all are released models
-    runtime, lora = config.model.kwargs["runtime"], config.model.kwargs["lora"] or {}
+    runtime, lora = (config.model.kwargs[key] or {} for key in ("runtime", "lora"))
     before = plain.model.kwargs["lora"] or {}
     less = [f"rank {lora['rank']}"] if lora.get("rank") != before.get("rank") else []
     less += ["8-bit AdamW"] * (config.optimizer.fn != plain.optimizer.fn)

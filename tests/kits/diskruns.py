@@ -40,7 +40,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
 
 from killkit import contents, warm_up  # noqa: E402
-from quickfigures import undrawn  # noqa: E402
 from toykit import toy  # noqa: E402
 
 from flowrl.config.load import Config  # noqa: E402
@@ -223,8 +222,7 @@ def main() -> int:
     args = parser.parse_args()
     warm_up()
     rows = []
-    # curves are laid out and not drawn: they hold times, so nobody compares them
-    with tempfile.TemporaryDirectory() as place, undrawn():
+    with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         # what every disturbed run has to end as
         config = toy(home, *OFTEN)

@@ -1,1 +1,1 @@
-"""Curves, image grids and the HTML page of a run."""
+"""Image grids and the HTML page of a run."""

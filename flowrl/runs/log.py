@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -441,33 +441,13 @@ class Silence:
         yield
         self.current = ""
 
-    def progress(self, done: int, total: int) -> None:
-        """Show nothing."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return what does nothing, in place of all else that a log can do."""
+        return _nothing
 
-    def log(
-        self,
-        iteration: int,
-        metrics: Mapping[str, Any],
-        *,
-        images: int = 0,
-        histograms: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write nothing."""
 
-    def evaluated(self, row: Mapping[str, Any]) -> None:
-        """Tell nobody."""
-
-    def gained(self, text: str) -> None:
-        """Show nothing."""
-
-    def sync(self) -> None:
-        """Write nothing."""
-
-    def image(self, name: str, one: Tensor, iteration: int) -> None:
-        """Show nothing."""
-
-    def say(self, text: str) -> None:
-        """Print nothing."""
+def _nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
 
 
 def _prepare(file: Path, resume: int | None) -> None:

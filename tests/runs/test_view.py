@@ -55,7 +55,7 @@ def test_what_is_listed_and_told(client: TestClient, home: Path) -> None:
     assert listed["a"]["iterations"] == 45 and listed["a"]["score"] == 0.7
     assert listed["deep/b"]["state"] == "damaged" and "line 1" in listed["deep/b"]["error"]
     told = client.get("/api/story", params={"run": "a"}).json()
-    assert told["parts"]["samples"]["iterations"] == [0, 20, 40]
+    assert told["samples"]["iterations"] == [0, 20, 40]
     assert client.get("/api/samples", params={"run": "a"}).json() == [0, 20, 40]
     known = {"run": "a", "known": told["stamp"]}
     assert client.get("/api/story", params=known).status_code == 204

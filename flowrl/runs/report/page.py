@@ -26,7 +26,6 @@ from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
     HISTOGRAMS,
-    METRICS,
     SUMMARY,
     TIMING,
     Evaluation,
@@ -40,7 +39,7 @@ from flowrl.runs.folder import (
     read_rows,
 )
 from flowrl.runs.gain import base_is_best, run_gain
-from flowrl.runs.report.columns import by_step, histograms, length, panels
+from flowrl.runs.report.columns import by_step, histograms, panels
 from flowrl.runs.report.samples import BUDGET, samples
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -142,7 +141,6 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "findings": read_rows(run, FINDINGS),
         "doctor": _doctor(folder, config),
         "panels": panels(metrics, evals, timing, config),
-        "lengths": {METRICS: length(metrics), TIMING: length(timing)},
         "by_step": by_step(metrics),
         "histograms": histograms(read_rows(run, HISTOGRAMS)),
         "config": {key: _text(value) for key, value in config.items()},

@@ -395,7 +395,6 @@ def test_the_other_calls_take_the_same(tmp_path: Path) -> None:
         seeds=[0],
         nfe=200,
         seconds=0,
-        count="calls",
         points=1,
         runs=tmp_path / "compared",
         out=tmp_path / "compared/result.json",
@@ -452,7 +451,6 @@ def test_parts_join_in_every_call_that_trains_or_forecasts(tmp_path: Path) -> No
         seeds=[0, 1],
         nfe=150,
         seconds=0,
-        count="calls",
         points=1,
         runs=tmp_path / "compared",
         out=tmp_path / "compared/result.json",
@@ -490,7 +488,6 @@ def test_a_search_takes_the_same(tmp_path: Path) -> None:
         prompts=TEXTS,
         plugins=PLUGIN,
         nfe=200,
-        count="calls",
         out=tmp_path / "tuned",
         quiet=True,
     )

@@ -325,7 +325,7 @@ def test_seeds_of_two_commands_are_one_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the recipe of docs/compare.md: nothing is trained again, and the result is that of one
-    command for both seeds. Budgets are counted in calls."""
+    command for both seeds."""
     tick(monkeypatch)
     whole = plan(tmp_path, seeds=(0, 1))
     whole = whole._replace(budgets=whole.budgets._replace(seconds=0.0))

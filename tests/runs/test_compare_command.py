@@ -13,27 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from comparekit import COST, SMALL, STEP, plan, tick
+from comparekit import COST, SMALL, plan, tick
 from PIL import Image
 from toykit import toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.cost import overhead
 from flowrl.evaluation.image_grids import load_strip
-from flowrl.evaluation.reward_set import RewardSet
-from flowrl.models.toy import LinearFlow
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare.budgets import Budgets, Prices, TimeLeft, comparable, different, measured
+from flowrl.runs.compare.budgets import Budgets, TimeLeft, comparable, different
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.tables import notes
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_rows
 from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import StopSignal
-from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 RAISE = "takes 104 .* 0.5 s, more than a budget of "
@@ -42,55 +37,6 @@ RAISE = "takes 104 .* 0.5 s, more than a budget of "
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     tick(monkeypatch)
-
-
-# ---------------------------------------------------------------------------------- what is counted
-
-
-class Meter:
-    """A toy whose calls take a known time, by a clock of its own."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.time = 0.0
-        patch.setattr(overhead, "now", lambda: self.time)
-        velocity, decode, score = LinearFlow.velocity, LinearFlow.decode, RewardSet.score
-        patch.setattr(
-            LinearFlow, "velocity", lambda s, x, *rest: self.network(x, velocity(s, x, *rest))
-        )
-        patch.setattr(LinearFlow, "decode", lambda s, x0: self.took(5 * len(x0), decode(s, x0)))
-        patch.setattr(
-            RewardSet, "score", lambda s, b, *w: self.took(2 * len(b.images), score(s, b, *w))
-        )
-
-    def took(self, seconds: float, result: Any) -> Any:
-        self.time += seconds
-        return result
-
-    def network(self, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.time += len(x)
-        if v.requires_grad:  # the backward pass takes three times the forward pass
-            v.register_hook(lambda gradient: self.took(3 * len(x), None))
-        return v
-
-
-def test_other_work_counts_at_its_measured_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A velocity takes 1 s, its backward pass 3 s, an image 5 s to decode and 2 s to score: so a
-    trained state costs 1 + 3, and an iteration of 32 velocities, 24 states and 8 images 32 + 96 +
-    56 = 184 in place of the 104 that its calls count as."""
-    Meter(monkeypatch)
-    one = plan(tmp_path).load(plan(tmp_path).configs[0])
-    assert measured(Trainer(one)) == Prices(4.0, 5.0, 2.0)
-    budgets = Budgets(2.5 * 184, 4.5 * STEP, 2, counted="cost")
-    what = plan(tmp_path, budgets=budgets)
-    result = compare(what, quiet=True)
-    [run] = result["configs"][0]["seeds"]
-    assert [row["nfe"] for row in run["curve"]] == [2 * 184, 3 * 184, 5 * 184]
-    assert "an image decoded 5 to 5" in " ".join(notes(result))
-    # the folder keeps its prices: a run that goes on counts as it began
-    kept = what.runs / "toy-a" / "prices.json"
-    assert json.loads(kept.read_text()) == {"trained": 4.0, "decoded": 5.0, "scored": 2.0}
 
 
 # ---------------------------------------------------------------------------------- what is refused

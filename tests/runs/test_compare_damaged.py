@@ -16,7 +16,6 @@ from comparekit import no_training, plan, tick
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.runs.compare import one_run
-from flowrl.runs.compare.budgets import prices_of
 from flowrl.runs.compare.compare import (
     Comparison,
     run_comparison,
@@ -211,13 +210,6 @@ def test_files_that_are_missing_or_logs_that_are_damaged(
                 run_comparison(copied, quiet=True)
         (folder / name).write_text(kept)
     run_comparison(copied, quiet=True)
-
-
-@pytest.mark.parametrize("text", ["", "[1]", '{"trained": 3}', '{"trained": "x", "scored": 1}'])
-def test_prices_that_are_damaged(copied: Comparison, tmp_path: Path, text: str) -> None:
-    (tmp_path / "prices.json").write_text(text)
-    with pytest.raises(RunError, match=r"prices\.json.*delete it, and the same command measures"):
-        prices_of(copied.load(copied.configs[0]), tmp_path)
 
 
 def test_the_grid_of_damaged_samples(copied: Comparison, tmp_path: Path) -> None:

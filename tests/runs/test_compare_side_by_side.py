@@ -129,7 +129,7 @@ def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     toy, found = str(write_toy(tmp_path)), []
     words = ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"]
     out = tmp_path / "out"
-    words += ["--seeds", "0", "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
+    words += ["--seeds", "0", "--nfe", "150", "--plugin", "toykit"]
     words += ["--out", str(out), "--quiet"]
     for number in ("2", "1"):
         assert main([*words, "--processes", number]) == 0
@@ -142,8 +142,7 @@ def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("processes", "changes", "message"),
     [
         (0, {}, "at least 1"),
-        (2, {"seconds": 60.0}, "--seconds 0 --count calls"),
-        (2, {"counted": "cost"}, "budget: give --count calls"),
+        (2, {"seconds": 60.0}, "give --seconds 0"),
     ],
 )
 def test_budgets_that_others_eat_into_are_refused(

@@ -21,7 +21,6 @@ from flowrl.runs.compare.budgets import (
     TimeLeft,
     different,
     machine_load,
-    prices_of,
 )
 from flowrl.runs.compare.one_run import STRIP, base_of, drawn_prompts, read_samples, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
@@ -195,8 +194,6 @@ class _Runs:
             self.left.start(size)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
         options["track"] = self.what.track
-        if fresh and budgets.counted == "cost":
-            options["prices"] = prices_of(config, folder.parent)
         found = spend(config, folder, budgets, stop=self.stop, **options)
         if fresh:
             self.left.finish()

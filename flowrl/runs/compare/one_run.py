@@ -26,7 +26,6 @@ from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     CLAIM,
     Budgets,
-    Prices,
     Spent,
     check_begun,
     check_same_run,
@@ -82,14 +81,12 @@ def spend(
     stop: Stop,
     quiet: bool = False,
     minutes_left: MinutesLeft | None = None,
-    prices: Prices | None = None,
     judged: Judged | None = None,
     track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train until both budgets are used up -> the result, also in ``result.json``; one that is
-    there is returned. `prices` are for `Budgets.counted` ``cost``; `judged` is told each row of
-    ``eval.jsonl``, also those that are there, and ends the run by what it raises. `track` names
-    experiment trackers.
+    there is returned. `judged` is told each row of ``eval.jsonl``, also those that are there, and
+    ends the run by what it raises. `track` names experiment trackers.
 
     Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
     with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed or left
@@ -108,7 +105,7 @@ def spend(
         trainer = Trainer(config)
         if start is not None:
             trainer.load(start)
-        prices = claim(folder, config, budgets, prices or Prices())
+        claim(folder, config, budgets)
         # the rest of the run
         columns = {
             "reward": "reward",
@@ -120,7 +117,7 @@ def spend(
         with RunLogger(folder, trainer.iteration, **options) as log:
             trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices, judged)
+            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, judged)
             trainer.encode_ahead()
             try:
                 failed = run.train(stop)
@@ -217,11 +214,10 @@ class _BudgetedRun:
         budgets: Budgets,
         log: RunLogger,
         minutes_left: MinutesLeft | None,
-        prices: Prices,
         judged: Judged | None,
     ) -> None:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
-        self.minutes_left, self.prices, self.judged = minutes_left, prices, judged
+        self.minutes_left, self.judged = minutes_left, judged
 
     def train(self, stop: Stop) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
@@ -271,9 +267,8 @@ class _BudgetedRun:
             torch.cuda.synchronize()  # its last kernels are part of the step
         seconds = self._now() - began
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
-        nfe = before.nfe + self.prices.of(metrics)
-        spent = Spent(trainer.iteration, nfe, before.seconds + seconds)
-        return metrics, spent
+        nfe = before.nfe + metrics["nfe"]
+        return metrics, Spent(trainer.iteration, nfe, before.seconds + seconds)
 
     def _now(self) -> float:
         wall = self.budgets.clock == "wall"

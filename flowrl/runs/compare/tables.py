@@ -134,7 +134,7 @@ def notes(result: Result) -> list[str]:
     if b["seconds"]:
         times, each = f", (b) after {b['seconds']:g} {clock(result)} of training", "each measured"
     score, low, high = map(_number(result), (base["score"], *base["interval"]))
-    # budgets and intervals first, then what only some comparisons have: prices, search, machines
+    # budgets and intervals first, then what only some comparisons have: search, machines
     lines = [
         f"(a) after {b['nfe']:g} network evaluations{times} (evaluation and checkpoints not "
         f"counted), {each} at the end of the iteration that passed the budget; largest overshoot "
@@ -144,7 +144,6 @@ def notes(result: Result) -> list[str]:
         "failed.",
         f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
         f"{base['images']} images); all are judged on the same prompts from the same noise.",
-        *_price_note(result),
         _search_note(s["search"], result),
         *_machine_note(result),
     ]
@@ -220,22 +219,6 @@ def _machine_note(result: Result) -> list[str]:
             f"The runs began in {len(result['environments'])} environments, see the result file."
         )
     return lines
-
-
-def _price_note(result: Result) -> list[str]:
-    """Say what (a) counts other work as, where that was measured."""
-    if result["budgets"].get("counted", "calls") == "calls":
-        return []
-    prices = [run["prices"] for run in _runs(result)]
-    work = {"trained": "a trained state", "decoded": "an image decoded", "scored": "one scored"}
-    parts = []
-    for key, name in work.items():
-        seen = sorted(row[key] for row in prices)
-        parts.append(f"{name} {seen[0]:.3g} to {seen[-1]:.3g}")
-    return [
-        "(a) counts work at its measured cost, in velocities of one latent while sampling: "
-        f"{', '.join(parts)}."
-    ]
 
 
 def _overshoot(result: Result, budget: str) -> float:

@@ -284,7 +284,7 @@ def test_without_seconds_runs_end_and_are_judged_by_evaluations_alone(
     assert "at (a)" in text and "(b)" not in text and "0 seconds" not in text
     assert "network evaluations (evaluation and checkpoints not counted), measured at" in text
     drawn = {file.name for file in what.out.parent.glob("*.png")}
-    assert drawn == {"result-gains.png", "result-nfe.png", "result-training.png"}
+    assert drawn == {"result-gains.png", "result-nfe.png"}
 
 
 KL = "kl={fn: transition_kl, beta: 0.1}"

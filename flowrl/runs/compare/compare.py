@@ -353,13 +353,12 @@ def write_comparison(result: Result, out: Path, figures: Path, runs: Path) -> li
 
 def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
     """Draw the figures into a folder -> the files."""
-    from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
+    from flowrl.runs.compare.figures import accuracy_figure, gains_figure
     from flowrl.runs.report.style import save_figure
 
     drawn = {
         "gains": gains_figure(result),
         **{budget: accuracy_figure(result, budget) for budget in judged_at(result)},
-        "training": training_figure(result),
     }
     files = [folder / f"{stem}-{name}.png" for name in drawn]
     for file, figure in zip(files, drawn.values(), strict=True):

@@ -21,12 +21,9 @@ from toykit import redness, toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
-from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.errors import DataError, RunError
 from flowrl.core.shipped_files import resource
-from flowrl.evaluation.measures.of_images import Tools
-from flowrl.runs import sweep as sweeping
 from flowrl.runs.suite import run_suite
-from flowrl.runs.sweep import SweepRequest
 from rewards.remote.http import make_app
 from rewards.remote.read_request import RequestLimits
 from rewards.remote.request_queue import RequestQueue
@@ -278,49 +275,3 @@ def test_a_damaged_setting_is_named(tmp_path: Path, bad: str) -> None:
         scored(config, out)
     with pytest.raises(RunError, match=r"out/setting\.json"):
         scored(config, tmp_path / "new", against=out)
-
-
-# ---------------------------------------------------------------------------------- measures
-
-
-def test_measures_belong_to_images_and_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measured once; again where an image, a reference image or the file was changed; what was
-    measured besides stays."""
-    asked: list[list[str]] = []
-
-    def measure(_: Path, names: list[str], __: Tools) -> dict[str, Any]:
-        asked.append([*names])
-        return {name: {"value": float(len(asked))} for name in names}
-
-    monkeypatch.setattr(sweeping, "measure_images", measure)
-    where, reference = tmp_path / "images", tmp_path / "reference"
-    for folder in (where, reference):
-        folder.mkdir()
-        Image.new("RGB", (4, 4)).save(folder / "0.png")
-    request = SweepRequest("shapes", [None], [None], measures=["fid"], tools=Tools(reference))
-    values = [sweeping._measured(where, request)["fid"]["value"] for _ in range(2)]
-    Image.new("RGB", (4, 4), (9, 0, 0)).save(where / "0.png")
-    values.append(sweeping._measured(where, request)["fid"]["value"])
-    Image.new("RGB", (4, 4), (9, 0, 0)).save(reference / "0.png")
-    values.append(sweeping._measured(where, request)["fid"]["value"])
-    assert values == [1.0, 1.0, 2.0, 3.0]
-    both = request._replace(measures=["fid", "kid"])
-    assert sweeping._measured(where, both) == {"fid": {"value": 3.0}, "kid": {"value": 4.0}}
-    assert asked == [["fid"], ["fid"], ["fid"], ["kid"]]
-    file = where / "measures.json"
-    good = file.read_text()
-    for bad in ("[", "[" * 100_000, "17", good.replace("3.0", "3.5"), '{"found": []}', "\xff"):
-        file.write_bytes(bad.encode("latin-1"))
-        with pytest.warns(UserWarning, match=r"measures\.json.*measured anew"):
-            sweeping._measured(where, request)
-    file.write_text(good)
-    assert sweeping._measured(where, request)["fid"]["value"] == 3.0
-
-
-@pytest.mark.parametrize("bad", ["[", "[" * 100_000, "17", '{"bounds": {"a": [0, 1e400]}}', "\xff"])
-def test_bounds_that_are_none(tmp_path: Path, bad: str) -> None:
-    (tmp_path / "sweep.json").write_bytes(bad.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"--bounds .*sweep\.json"):
-        sweeping._read_bounds(tmp_path / "sweep.json")

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import is_finite_number
-from flowrl.runs.folder import Evaluation, Rows, number_or_nan
+from flowrl.runs.folder import Evaluation, Rows
 
 MOST = 300  # points of a curve
 
@@ -71,14 +70,11 @@ class Series(NamedTuple):
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> Series:
-    """Return one number of every row; NaN where a row lacks it. Raises RunError for a text."""
+    """Return one number of every row; NaN where a row lacks it."""
     x, y = [], []
     for row in rows:
         x.append(row["iteration"])
-        try:
-            y.append(number_or_nan(row.get(key), f"iteration {row['iteration']}, {key}"))
-        except DataError as error:
-            raise RunError(str(error)) from error
+        y.append(row.get(key))
     return Series(np.array(x, float), np.array(y, float))
 
 
@@ -112,8 +108,7 @@ def panels(
 ) -> list[Panel]:
     """Return ``{"title", "group", "band"?, "lines": [{"name", "x", "y", "low"?,
     "high"?}]}`` for each panel that has something measured, long curves thinned. `limits` is the
-    run's config by dotted key: bands begin where its monitors speak. Raises RunError for a text in
-    place of a number."""
+    run's config by dotted key: bands begin where its monitors speak."""
     found: list[Panel] = [_held_out(evals)] if evals else []
     for key, title in METRICS.items():
         lines = [_line("all", series(metrics, key))]

@@ -27,7 +27,6 @@ from flowrl.runs.folder import (
     Evaluation,
     evaluation,
     is_locked,
-    number_or_nan,
     parse_rows,
     read_bytes,
     read_object,
@@ -238,7 +237,8 @@ def newest_sample(run: Path) -> int | None:
 
 def _iteration(row: Mapping[str, Any]) -> tuple[int, float | None]:
     """Return how many iterations are done, and the reward of the last one."""
-    return row["iteration"] + 1, _finite(number_or_nan(row.get("reward"), "reward"))
+    reward = row.get("reward")
+    return row["iteration"] + 1, None if reward is None else _finite(float(reward))
 
 
 def _seconds(row: Mapping[str, Any]) -> float | None:

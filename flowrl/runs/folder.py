@@ -126,6 +126,17 @@ class _Summary(_Written):
     stopped: _Stopped | None = None
 
 
+class _Section(_Written):
+    skipped: str = ""
+    table: list[list[str]] = []
+
+
+class _Doctor(_Written):
+    findings: list[dict[str, str]] = []
+    sections: dict[str, _Section] = {}
+    settings: dict[str, Any] = {}
+
+
 class _Prompts(_Written):
     prompts: Annotated[list[str], Field(min_length=1)]
     height: Pixels
@@ -140,6 +151,7 @@ SHAPES: dict[str, Any] = {
     SUMMARY: _Summary,
     PROMPTS: _Prompts,
     VERDICTS: dict[str, list[bool | None]],
+    DOCTOR: _Doctor,
 }
 """File -> what it, or each of its lines, has to be; the reader of evaluations is `evaluation`."""
 

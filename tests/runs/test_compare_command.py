@@ -205,7 +205,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert err.count(f": the work is about {math.ceil(what.budgets.nfe / 104)} iterations") == 2
     assert "min left" in err and "used % 100" in err and "  strict 0." in err
     drawn = {file.name for file in (tmp_path / "figures").iterdir()}
-    kinds = ("gains", "nfe", "seconds", "training", "samples")
+    kinds = ("gains", "nfe", "seconds", "samples")
     assert drawn == {f"result-{kind}.png" for kind in kinds}
     text = what.out.with_suffix(".md").read_text()
     assert "](../figures/result-samples.png)" in text

@@ -49,7 +49,7 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
             f"{Path(run) / SAMPLES} holds no samples: expected 000000.png, 000020.png ... as a "
             "training run writes them"
         )
-    order = evenly_spaced(sorted(files), max_columns)
+    order = evenly(sorted(files), max_columns)
     # a column of images for each
     prompts, shape = read_prompts(run)
     columns, right, judged = {}, {}, read_verdicts(run)
@@ -83,14 +83,6 @@ def source_images(run: RunPath) -> Tensor | None:
     prompts, shape = read_prompts(run)
     images = load_strip(file, len(prompts), shape[1])
     return images if images.ndim == 5 else images[:, None]
-
-
-def evenly_spaced(iterations: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` of the iterations, first and last included."""
-    if len(iterations) <= most:
-        return [*iterations]
-    step = (len(iterations) - 1) / (most - 1)
-    return [iterations[round(i * step)] for i in range(most)]
 
 
 def sample_files(run: RunPath) -> dict[int, Path]:

@@ -181,7 +181,6 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     nfe: float = 60_000,
     seconds: float = 90,
-    clock: Literal["wall", "processor"] = "wall",
     points: int = 2,
     lr_search: Sequence[float] = (),
     search_seed: int = 100,
@@ -211,7 +210,7 @@ def compare(
     what = Comparison(
         configs=tuple(chosen),
         seeds=own,
-        budgets=Budgets(nfe, seconds, points, clock),
+        budgets=Budgets(nfe, seconds, points),
         runs=folder,
         out=Path(out),
         search=search,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -34,13 +34,6 @@ Nfe = Annotated[
     float, typer.Option(help="network evaluations of a run, per latent; a trained state counts 3")
 ]
 Seconds = Annotated[float, typer.Option(help="seconds of training of a run; 0: no budget of time")]
-Clock = Annotated[
-    Literal["wall", "processor"],
-    typer.Option(
-        help="processor: seconds that a processor worked for this run, over its threads, for "
-        "a machine that others use"
-    ),
-]
 Points = Annotated[int, typer.Option(help="held-out evaluations of a run")]
 LrSearch = Annotated[
     list[float],
@@ -100,7 +93,6 @@ def compare(
     seeds: Seeds,
     nfe: Nfe = 60000,
     seconds: Seconds = 90,
-    clock: Clock = "wall",
     points: Points = 2,
     lr_search: LrSearch,
     search_seed: SearchSeed = 100,
@@ -140,7 +132,7 @@ def compare(
     if report_only:
         result = room.saved_result(out)
     else:
-        budgets = Budgets(nfe, seconds, points, clock)
+        budgets = Budgets(nfe, seconds, points)
         search = None
         if lr_search:
             chosen_by = (search_prompts, search_images)

@@ -287,14 +287,10 @@ def test_before_it_runs_it_says_how_many_seeds_it_needs() -> None:
     assert "one seed" in power_before(["a", "b"], 1, {"configs": []})[0]
 
 
-def test_the_clock_the_load_and_other_machines_are_said() -> None:
+def test_the_seconds_and_other_machines_are_said() -> None:
     r = result(config("a", [0.5, 0.6]))
     assert "after 40 seconds of training" in notes(r)[0]
-    assert not any("Processes" in line for line in notes(r))
-    r["budgets"]["clock"], r["environments"] = "processor", [{}, {}]
-    r["configs"][0]["seeds"][0]["load"], r["configs"][0]["seeds"][1]["load"] = 0.5, 3.25
-    assert "after 40 processor seconds of training" in notes(r)[0]
-    assert "Processes that wanted a processor when a run began: 0.5 to 3.25." in notes(r)
+    r["environments"] = [{}, {}]
     assert "The runs began in 2 environments, see the result file." in notes(r)
 
 

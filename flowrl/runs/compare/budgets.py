@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.config.sections import GradientsMonitor
@@ -62,8 +61,7 @@ class Budgets(NamedTuple):
     nfe: float
     seconds: float
     points: int  # held-out evaluations, at equal distances of network evaluations
-    # processor: seconds of this process, over its threads; others do not count
-    clock: Literal["wall", "processor"] = "wall"
+    clock: str = "wall"  # that tells the seconds
     counted: str = "calls"  # what `nfe` is of: calls of the network, a trained state is several
 
     def used(self, spent: Spent) -> float:
@@ -184,7 +182,7 @@ def claim(folder: Path, config: Config, budgets: Budgets) -> None:
     if (folder / CONFIG).exists():
         return
     about = {"budgets": budgets._asdict(), "content": trained_content(config)}
-    write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
+    write_json(folder / CLAIM, {**about, "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
 
 
@@ -201,15 +199,6 @@ def _claimed(folder: Path) -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     """Describe the machine once per process: the code that runs does not change any more."""
     return environment()
-
-
-def machine_load() -> float | None:
-    """Return how many processes have wanted a processor over the last minute; None where the system
-    does not say."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (OSError, AttributeError):
-        return None
 
 
 def spent_at(folder: Path, iteration: int) -> Spent:
@@ -291,7 +280,6 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
         "at": at,
         "last_quarter": {key: _mean(quarter, key) for key in TRACED},
         "trajectory": trajectory(metrics),
-        "load": claimed["load"],
         "environment": claimed["environment"],
     }
 

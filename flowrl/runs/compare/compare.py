@@ -20,7 +20,6 @@ from flowrl.runs.compare.budgets import (
     Budgets,
     TimeLeft,
     different,
-    machine_load,
 )
 from flowrl.runs.compare.one_run import STRIP, base_of, drawn_prompts, read_samples, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
@@ -85,7 +84,6 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     _check(what, configs)
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = open_result(what.out, configs, what.budgets, _stated(what))
-        _warn_of_load(quiet or not what.budgets.seconds)
         names = {config.name for config in configs}
         names |= {one["name"] for one in result["configs"]}
         for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
@@ -316,17 +314,6 @@ def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int
             f"evaluations, more than --nfe {what.budgets.nfe:g}{part}"
         )
     return calls
-
-
-def _warn_of_load(quiet: bool) -> None:
-    busy, cores = machine_load(), os.cpu_count() or 1
-    if busy is not None and busy > 0.5 * cores and not quiet:
-        print(
-            f"warning: {busy:g} processes on average want the {cores} processors already, so "
-            "seconds mean little; stop the others, or read the result at equal network "
-            "evaluations only",
-            file=sys.stderr,
-        )
 
 
 def saved_result(out: Path) -> Result:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from flowrl.runs.compare.summary import LETTERS, Result, judged_at, labels, mean_curve
-from flowrl.runs.compare.tables import clock, units
+from flowrl.runs.compare.tables import units
 from flowrl.runs.report.style import EDGE, INK, PALETTE, grid_along, styled
 
 OWN, BEST, OTHER = PALETTE[0], PALETTE[1], "#d4d4d4"
@@ -28,7 +28,7 @@ def names(result: Result) -> dict[str, str]:
 
 def axis(result: Result, budget: str) -> str:
     """Name what a budget counts."""
-    return "network evaluations" if budget == "nfe" else f"{clock(result)} of training"
+    return "network evaluations" if budget == "nfe" else "seconds of training"
 
 
 @styled

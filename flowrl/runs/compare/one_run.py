@@ -62,7 +62,7 @@ from flowrl.training.trainer import Trainer
 STRIP = "samples.png"  # the samples at the end of a run; their texts and verdicts beside it
 BUDGET_COLUMNS = {"used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
-clock, processor = time.perf_counter, time.process_time
+clock = time.perf_counter
 Say = Callable[[str], object]  # tells the user
 MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
 Judged = Callable[[Mapping[str, Any]], object]  # is told each evaluation, and may raise
@@ -257,7 +257,7 @@ class _BudgetedRun:
 
     def _step(self, before: Spent) -> tuple[dict[str, float], Spent]:
         """Run one iteration -> its metrics and what is used up after it."""
-        trainer, began = self.trainer, self._now()
+        trainer, began = self.trainer, clock()
         with _blamed_on_the_method():
             metrics = trainer.step()
         adaptive = trainer.config.monitors.adaptive_kl
@@ -265,14 +265,10 @@ class _BudgetedRun:
             follow_kl(adaptive, metrics, trainer.memory)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # its last kernels are part of the step
-        seconds = self._now() - began
+        seconds = clock() - began
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
         nfe = before.nfe + metrics["nfe"]
         return metrics, Spent(trainer.iteration, nfe, before.seconds + seconds)
-
-    def _now(self) -> float:
-        wall = self.budgets.clock == "wall"
-        return clock() if wall else processor() / torch.get_num_threads()
 
     def _log(self, metrics: dict[str, float], spent: Spent) -> None:
         used = self.budgets.used(spent)

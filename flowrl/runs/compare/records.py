@@ -83,7 +83,6 @@ class Claim(Record):
     """What a run writes about itself when it begins."""
 
     budgets: BudgetsRecord
-    load: Number | None
     environment: Object
     content: Object | None = None  # what it begins with; None of an earlier version
 
@@ -154,7 +153,6 @@ class Run(Record):
     at: Ends
     last_quarter: dict[str, float | None]
     trajectory: dict[str, list[float | None]]
-    load: Number | None
 
 
 class RunFile(Run):

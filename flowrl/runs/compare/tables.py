@@ -132,7 +132,7 @@ def notes(result: Result) -> list[str]:
     over = [f"{_overshoot(result, b):.1%} at {LETTERS[b]}" for b in judged_at(result)]
     times, each = "", "measured"
     if b["seconds"]:
-        times, each = f", (b) after {b['seconds']:g} {clock(result)} of training", "each measured"
+        times, each = f", (b) after {b['seconds']:g} seconds of training", "each measured"
     score, low, high = map(_number(result), (base["score"], *base["interval"]))
     # budgets and intervals first, then what only some comparisons have: search, machines
     lines = [
@@ -202,23 +202,9 @@ def _few_notes(result: Result) -> list[str]:
     ]
 
 
-def clock(result: Result) -> str:
-    """Say which seconds were counted."""
-    return "seconds" if result["budgets"].get("clock", "wall") == "wall" else "processor seconds"
-
-
 def _machine_note(result: Result) -> list[str]:
-    loads = [run.get("load") for run in _runs(result)]
-    known, lines = [load for load in loads if load is not None], []
-    if known:
-        lines.append(
-            f"Processes that wanted a processor when a run began: {min(known):g} to {max(known):g}."
-        )
-    if len(result.get("environments", [])) > 1:
-        lines.append(
-            f"The runs began in {len(result['environments'])} environments, see the result file."
-        )
-    return lines
+    count = len(result.get("environments", []))
+    return [f"The runs began in {count} environments, see the result file."] if count > 1 else []
 
 
 def _overshoot(result: Result, budget: str) -> float:

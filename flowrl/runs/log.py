@@ -424,9 +424,12 @@ class RunLogger:
 
 
 class Silence:
-    """Stand in for a RunLogger in a process that neither writes nor talks."""
+    """Stand in for a RunLogger where nothing is written, and nothing said but by `say`."""
 
     current = ""
+
+    def __init__(self, say: Callable[[str], object] | None = None) -> None:
+        self.say = say or _nothing
 
     def __enter__(self) -> Silence:
         return self

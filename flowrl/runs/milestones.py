@@ -297,7 +297,7 @@ class Milestones:
         all_draw = trainer.sharded or trainer.world.context > 1
         if _due(trainer.config.samples.every, trainer, end=end) and (main or all_draw):
             with log.phase("samples"):
-                _sample(trainer, run, log)
+                draw_samples(trainer, run, log)
 
 
 class _StopAsked(FlowRLError):
@@ -312,8 +312,9 @@ def _due(every: int, trainer: Trainer, *, end: bool) -> bool:
     return usual != end
 
 
-def _sample(trainer: Trainer, run: Path, log: Log) -> None:
-    """Draw the same prompts from the same noise as at every other iteration."""
+def draw_samples(trainer: Trainer, run: Path, log: Log) -> None:
+    """Draw the same prompts from the same noise as at every other iteration, into the run's
+    ``samples``; which of them are right, where a checker judges, stands beside them."""
     texts, images = sample_grid_prompts(trainer)
     if not trainer.world.main:
         return

@@ -25,7 +25,7 @@ from flowrl.runs.compare.budgets import Budgets, TimeLeft, comparable, different
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.evaluate import sample_all
-from flowrl.runs.folder import read_rows
+from flowrl.runs.folder import read_prompts, read_rows, strip_file
 from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import StopSignal
 
@@ -234,9 +234,9 @@ def test_the_grid_has_a_column_per_config(tmp_path: Path) -> None:
     assert two.height == one.height and two.width > one.width
     assert sample_grid({**result, "base": {}}, what.runs) is None  # of another comparison
     model, config, _ = open_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))
-    drawn = json.loads((what.runs / "base" / "prompts.json").read_text())
+    drawn, _ = read_prompts(what.runs / "base")
     expected = sample_all(model, config, drawn, seed=config.samples.seed)
-    assert torch.equal(load_strip(what.runs / "base" / "samples.png", 2), expected)
+    assert torch.equal(load_strip(strip_file(what.runs / "base", 0), 2), expected)
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from comparekit import no_training, plan, tick
 
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError
 from flowrl.runs.compare.compare import Comparison, run_comparison
-from flowrl.runs.compare.one_run import read_samples, spend
+from flowrl.runs.compare.one_run import spend
 from flowrl.runs.stop import StopSignal
 
 Change = Callable[[Comparison], None]
@@ -129,19 +129,3 @@ def test_a_base_of_an_earlier_version(done: Comparison) -> None:
     done.out.unlink()  # what it says of the base model need not be judged again
     run_comparison(done, quiet=True)
     assert json.loads(file.read_text())["base"] == kept["base"]
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("verdicts.json", '{"right": 5}'),
-        ("verdicts.json", '{"right": ["yes", 1e400]}'),
-        ("verdicts.json", "[" * 100_000),
-        ("prompts.json", "[" * 100_000),
-        ("prompts.json", "[1, 2]"),
-    ],
-)
-def test_damaged_samples_are_named(done: Comparison, name: str, bad: str) -> None:
-    (done.runs / "base" / name).write_text(bad)
-    with pytest.raises(RunError, match=rf"base/{name}: .*"):
-        read_samples(done.runs / "base")

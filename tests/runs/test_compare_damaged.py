@@ -216,8 +216,8 @@ def test_the_grid_of_damaged_samples(copied: Comparison, tmp_path: Path) -> None
     """The report is made without a base that is not its own, and names texts that are none."""
     result = saved_result(copied.out)
     assert sample_grid(result, copied.runs) is not None
-    (tmp_path / BASE / "prompts.json").write_text("{")
-    with pytest.raises(RunError, match=r"prompts\.json: expected a list of texts.*delete"):
+    (tmp_path / BASE / "samples/prompts.json").write_text("{")
+    with pytest.raises(RunError, match=r"prompts\.json: expected"):
         write_comparison(result, copied.out, tmp_path, copied.runs)
     (tmp_path / BASE / "result.json").write_text("{}")
     assert sample_grid(result, copied.runs) is None

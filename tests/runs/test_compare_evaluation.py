@@ -15,7 +15,8 @@ from flowrl.core.errors import RewardError
 from flowrl.evaluation import held_out
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.one_run import STRIP, base_of, evaluated
+from flowrl.runs.compare.one_run import base_of, evaluated
+from flowrl.runs.folder import strip_file
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
@@ -108,7 +109,7 @@ def test_the_base_model_starts_from_its_own_noise(tmp_path: Path) -> None:
         found.append(base_of(tmp_path / name, trainer.config, trainer))
     assert found[0] == found[1]
     assert evaluated(learned)["outcomes"] != found[0]["outcomes"]
-    strips = [(tmp_path / name / "base" / STRIP).read_bytes() for name in ("plain", "learned")]
+    strips = [strip_file(tmp_path / name / "base", 0).read_bytes() for name in ("plain", "learned")]
     assert strips[0] == strips[1]
 
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
-from flowrl.evaluation.image_grids import labelled_grid, save_png
+from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
 from flowrl.runs.compare.budgets import (
     Budgets,
     TimeLeft,
     different,
 )
-from flowrl.runs.compare.one_run import STRIP, base_of, drawn_prompts, read_samples, spend
+from flowrl.runs.compare.one_run import base_of, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
 from flowrl.runs.compare.records import check_judged
 from flowrl.runs.compare.result_file import (
@@ -35,7 +35,8 @@ from flowrl.runs.compare.result_file import (
 )
 from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_result
 from flowrl.runs.compare.tables import markdown, power_before
-from flowrl.runs.folder import RESULT, lock, read_object
+from flowrl.runs.folder import RESULT, lock, read_object, read_prompts, read_verdicts
+from flowrl.runs.report.samples import sample_files
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer
@@ -355,23 +356,28 @@ def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
 
 def sample_grid(result: Result, runs: Path) -> Any:
     """Draw the base model's images and those of each config's first seed, from the same noise, in
-    green and red frames where a checker judged; None without runs."""
+    green and red frames where a checker judged; None without runs. Raises RunError for a damaged
+    file."""
     # the folder may be gone, or be of another comparison
     base = runs / "base"
-    if not (base / STRIP).exists():
+    if not base.is_dir() or not sample_files(base):
         return None
     if read_object(base, RESULT).get("base") != result["base"]:
         return None
     # one column each
-    prompts = drawn_prompts(base)
+    prompts, shape = read_prompts(base)
     folders = {"base model": base}
     short = labels([config["name"] for config in result["configs"]])
     for config in result["configs"]:
         places = [runs / config["name"] / f"seed{run['seed']}" for run in config["seeds"]]
-        found = [folder for folder in places if (folder / STRIP).exists()]
+        found = [folder for folder in places if folder.is_dir() and sample_files(folder)]
         if found:
             folders[short[config["name"]].replace("-", " ")] = found[0]
     columns, right = {}, {}
     for name, folder in folders.items():
-        columns[name], right[name] = read_samples(folder)
+        files, judged = sample_files(folder), read_verdicts(folder)
+        last = max(files)
+        columns[name] = load_strip(files[last], len(prompts), shape[1])
+        if len(judged.get(last, [])) == len(prompts):
+            right[name] = judged[last]
     return labelled_grid(columns, prompts, right=right)

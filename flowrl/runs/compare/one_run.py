@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.config.values import show
 from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import delete, read_json, write_json
+from flowrl.core.errors import ConfigError, RewardError, RunError
+from flowrl.core.files import delete, write_json
 from flowrl.core.identity import differences
 from flowrl.evaluation.contents import judged_content
-from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     CLAIM,
     Budgets,
@@ -37,29 +34,26 @@ from flowrl.runs.compare.budgets import (
 )
 from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
 from flowrl.runs.compare.result_file import setting
-from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
+from flowrl.runs.evaluate import eval_weights, evaluate
 from flowrl.runs.folder import (
     CHECKPOINTS,
     CONFIG,
     EVALS,
-    PROMPTS,
     RESULT,
-    VERDICTS,
     check_lines,
     left_of,
     lock,
-    read_object,
     read_rows,
     what_is_there,
     write_evals,
 )
-from flowrl.runs.log import LOGS, RunLogger, headline_label
+from flowrl.runs.log import LOGS, RunLogger, Silence, headline_label
+from flowrl.runs.milestones import draw_samples
 from flowrl.runs.monitors.watch import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
-STRIP = "samples.png"  # the samples at the end of a run; their texts and verdicts beside it
 BUDGET_COLUMNS = {"used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
 clock = time.perf_counter
@@ -147,50 +141,6 @@ def evaluated(trainer: Trainer) -> dict[str, Any]:
     with _blamed_on_the_method(), eval_weights(trainer):
         row = evaluate(trainer.model, trainer.config, trainer=trainer, outcomes=True)
     return {**row, "outcomes": packed(row["outcomes"])}
-
-
-def draw_samples(trainer: Trainer, folder: Path, say: Say) -> None:
-    """Draw the grid's prompts from the grid's noise into ``samples.png``; which of them are right,
-    where a checker judges, stands beside it."""
-    with _blamed_on_the_method():
-        texts, images = sample_grid_prompts(trainer)
-    images, right = grey(images), list[bool | None]()
-    try:
-        right = verdicts(trainer, images)
-    except FlowRLError as error:  # a grid without frames is no reason to end a comparison
-        say(f"the samples are not judged: {error}")
-    save_strip(images, folder / STRIP)
-    write_json(folder / PROMPTS, texts)
-    write_json(folder / VERDICTS, {"right": right})
-
-
-def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
-    """Read what `draw_samples` drew -> (images [P, 3, H, W], which are right [P]; None where it
-    is not known). Raises RunError for a damaged file."""
-    prompts = drawn_prompts(folder)
-    images = load_strip(folder / STRIP, len(prompts))
-    right = read_object(folder, VERDICTS).get("right", [])
-    known = isinstance(right, list) and all(each in (True, False, None) for each in right)
-    if not known:
-        raise RunError(
-            f"{folder / VERDICTS}: right: expected a list of true, false and null, got "
-            f"{show(right)}; delete it, and the samples are shown without frames"
-        )
-    return images, right if len(right) == len(images) else [None] * len(images)
-
-
-def drawn_prompts(folder: Path) -> list[str]:
-    """Read the texts of what `draw_samples` drew. Raises RunError."""
-    try:
-        found = read_json(folder / PROMPTS)
-    except (OSError, RunError) as error:
-        found = error
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise RunError(
-            f"{folder / PROMPTS}: expected a list of texts, got {show(found)}; delete the samples "
-            f"({folder / STRIP}), and the report is made without them"
-        )
-    return found
 
 
 @contextmanager
@@ -299,7 +249,8 @@ class _BudgetedRun:
                 self._save()  # no iteration is trained again
                 raise
             if "nfe" in ended:
-                draw_samples(self.trainer, self.folder, self.log.say)
+                with _blamed_on_the_method():
+                    draw_samples(self.trainer, self.folder, self.log)
         # a row beside the earlier ones, and a line to read
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
@@ -375,7 +326,8 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     model = trainer.model
     with model.plain_noise() if isinstance(model, LearnsNoise) else nullcontext():
         row = evaluated(trainer)
-        draw_samples(trainer, folder, partial(print, file=sys.stderr))
+        with _blamed_on_the_method():
+            draw_samples(trainer, folder, Silence(partial(print, file=sys.stderr)))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     records = trainer.test_set.records

@@ -98,10 +98,10 @@ def test_parts_of_another_status() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "messages"),
     [
-        ("status: exact", "status: sure", ["method new: status: ", "'exact'", "got 'sure'"]),
-        ("summary: ", "sumary: ", ["no such key; did you mean 'summary'?", "Field required"]),
-        ('"2501.00001"', '"2501"', ["method new: paper.arxiv: ", "got '2501'"]),
-        ("year: 2025", "year: early", ["method new: paper.year: ", "got 'early'"]),
+        ("status: exact", "status: sure", ["0.status", "'exact'", "'sure'"]),
+        ("summary: ", "sumary: ", ["0.sumary", "Extra inputs", "Field required"]),
+        ('"2501.00001"', '"2501"', ["0.paper.arxiv", "'2501'"]),
+        ("year: 2025", "year: early", ["0.paper.year", "'early'"]),
         ("slug: new", "slug: [", ["expected YAML"]),
     ],
 )

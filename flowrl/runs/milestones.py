@@ -313,9 +313,13 @@ def _due(every: int, trainer: Trainer, *, end: bool) -> bool:
 
 
 def draw_samples(trainer: Trainer, run: Path, log: Log) -> None:
-    """Draw the same prompts from the same noise as at every other iteration, into the run's
-    ``samples``; which of them are right, where a checker judges, stands beside them."""
-    texts, images = sample_grid_prompts(trainer)
+    """Draw the same prompts from the same noise as at every other iteration."""
+    keep_samples(trainer, run, log, *sample_grid_prompts(trainer))
+
+
+def keep_samples(trainer: Trainer, run: Path, log: Log, texts: list[str], images: Tensor) -> None:
+    """Write what `sample_grid_prompts` drew into the run's ``samples``; which of them are right,
+    where a checker judges, stands beside them."""
     if not trainer.world.main:
         return
     broken = int((~finite_images(images)).sum())

@@ -34,7 +34,7 @@ from flowrl.runs.compare.budgets import (
 )
 from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
 from flowrl.runs.compare.result_file import setting
-from flowrl.runs.evaluate import eval_weights, evaluate
+from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
 from flowrl.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -48,7 +48,7 @@ from flowrl.runs.folder import (
     write_evals,
 )
 from flowrl.runs.log import LOGS, RunLogger, Silence, headline_label
-from flowrl.runs.milestones import draw_samples
+from flowrl.runs.milestones import keep_samples
 from flowrl.runs.monitors.watch import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
@@ -250,7 +250,8 @@ class _BudgetedRun:
                 raise
             if "nfe" in ended:
                 with _blamed_on_the_method():
-                    draw_samples(self.trainer, self.folder, self.log)
+                    drawn = sample_grid_prompts(self.trainer)
+                keep_samples(self.trainer, self.folder, self.log, *drawn)
         # a row beside the earlier ones, and a line to read
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
@@ -326,8 +327,8 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     model = trainer.model
     with model.plain_noise() if isinstance(model, LearnsNoise) else nullcontext():
         row = evaluated(trainer)
-        with _blamed_on_the_method():
-            draw_samples(trainer, folder, Silence(partial(print, file=sys.stderr)))
+        silence = Silence(partial(print, file=sys.stderr))
+        keep_samples(trainer, folder, silence, *sample_grid_prompts(trainer))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     records = trainer.test_set.records

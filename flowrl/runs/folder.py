@@ -184,13 +184,13 @@ def read_bytes(path: Path, start: int = 0) -> bytes:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def parse_rows(lines: Sequence[bytes], path: Path, before: int = 0) -> Rows:
-    """Parse lines of a log as `read_rows` does; `before` of them stand above these."""
+def parse_rows(lines: Sequence[bytes], path: Path) -> Rows:
+    """Parse lines of a log as `read_rows` does."""
     # each line by itself, so that a mistake is named; scores are read by those who know of NaN
     name, rows = path.name, list[dict[str, Any]]()
     constants, shape = name in (EVALS, EARLIER_EVALS), SHAPES.get(name)
     for number, line in enumerate(lines, 1):
-        where = f"{path}, line {before + number}"
+        where = f"{path}, line {number}"
         try:
             row = parse_json(line, "the line", error=ValueError, constants=constants)
         except ValueError as error:

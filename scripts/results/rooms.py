@@ -109,15 +109,15 @@ def table(found: list[Room]) -> str:
     return "\n".join([*lines, "", said])
 
 
-def parts_table(root: Path = ROOT) -> str:
+def parts_table() -> str:
     """Show the parts of the training loop that ship: name, what brings each in, what it does."""
     rows = []
     for folder in ("flowrl/training/parts", "flowrl/techniques"):
-        for file in sorted((root / folder).glob("*.py")):
+        for file in sorted((ROOT / folder).glob("*.py")):
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 row = _part(node) if isinstance(node, ast.ClassDef) else None
                 if row is not None:
-                    rows.append(f"| {row[0]} | {row[1]} | {row[2]} | `{file.relative_to(root)}` |")
+                    rows.append(f"| {row[0]} | {row[1]} | {row[2]} | `{file.relative_to(ROOT)}` |")
     head = ["| part | asked for by | what it does | file |", "|---|---|---|---|"]
     return "\n".join([*head, *sorted(rows)])
 

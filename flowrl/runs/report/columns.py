@@ -144,14 +144,6 @@ def by_step(metrics: Rows) -> list[Panel]:
     return found
 
 
-def histograms(rows: Rows, most: int = 60) -> Rows:
-    """Return evenly spaced lines of histograms.jsonl, the first and the last included."""
-    if len(rows) <= most:
-        return rows
-    places = np.linspace(0, len(rows) - 1, most).round().astype(int)
-    return [rows[place] for place in places.tolist()]
-
-
 def _held_out(evals: Sequence[Evaluation]) -> Panel:
     x = [float(row.iteration) for row in evals]
     whole = {

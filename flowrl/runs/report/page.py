@@ -38,8 +38,8 @@ from flowrl.runs.folder import (
     read_rows,
 )
 from flowrl.runs.gain import base_is_best, run_gain
-from flowrl.runs.report.columns import by_step, histograms, panels
-from flowrl.runs.report.samples import BUDGET, samples
+from flowrl.runs.report.columns import by_step, panels
+from flowrl.runs.report.samples import BUDGET, evenly, samples
 
 TEMPLATES = Path(__file__).with_name("templates")
 SCRIPTS = ("elements.js", "charts.js", "samples.js", "story.js")
@@ -141,7 +141,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "doctor": _doctor(folder, config),
         "panels": panels(metrics, evals, timing, config),
         "by_step": by_step(metrics),
-        "histograms": histograms(read_rows(run, HISTOGRAMS)),
+        "histograms": evenly(read_rows(run, HISTOGRAMS), 60),
         "config": {key: _text(value) for key, value in config.items()},
         "environment": {key: _text(value) for key, value in _environment(folder).items()},
         "noise": str(config.get("samples.seed", "")),

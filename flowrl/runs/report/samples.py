@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -27,6 +27,7 @@ PIXELS = 256  # of an image's longer side, at most
 MOST = 24  # checkpoints on a page
 BUDGET = 6_000_000  # bytes of all images of a page
 QUALITIES = (90, 75, 55, 35)
+Item = TypeVar("Item")
 
 
 def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
@@ -210,7 +211,7 @@ def _pictures(levels: Iterable[np.ndarray]) -> list[Image.Image]:
     return [Image.fromarray(np.ascontiguousarray(one)) for one in levels]
 
 
-def evenly(values: Sequence[int], most: int) -> list[int]:
+def evenly(values: Sequence[Item], most: int) -> list[Item]:
     """Return at most `most` of the values, evenly spaced, the first and the last included."""
     if len(values) <= most:
         return list(values)

@@ -26,7 +26,7 @@ def names(result: Result) -> dict[str, str]:
     return found
 
 
-def axis(result: Result, budget: str) -> str:
+def axis(budget: str) -> str:
     """Name what a budget counts."""
     return "network evaluations" if budget == "nfe" else "seconds of training"
 
@@ -43,7 +43,7 @@ def gains_figure(result: Result) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.9)
         for row, config in enumerate(configs):
             _gain_row(axes, row, config, result, budget)
-        limit = f"{result['budgets'][budget]:,.6g} {axis(result, budget)}"
+        limit = f"{result['budgets'][budget]:,.6g} {axis(budget)}"
         axes.set_title(f"{LETTERS[budget]} after {limit}")
         points = ", percentage points" if units(result)[2] else ""
         axes.set_xlabel(f"gain in {result['settings']['score']} score{points}")
@@ -114,7 +114,7 @@ def accuracy_figure(result: Result, x: str) -> Figure:
         axes.set_title(score, loc="right", color=OWN)
     for axes in panels[len(configs) :]:
         axes.remove()
-    figure.supxlabel(axis(result, x), fontsize=9)
+    figure.supxlabel(axis(x), fontsize=9)
     figure.supylabel(f"held-out {result['settings']['score']} score{unit}", fontsize=9)
     figure.suptitle(
         "Blue: mean and range of seeds; orange: the best config; dashed: the base model; dotted: "

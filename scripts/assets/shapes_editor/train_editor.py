@@ -1,0 +1,159 @@
+"""Train the small editing model of the shapes world: a FluxKontextPipeline that is told in words
+what to change about one object of an image.
+
+    python scripts/assets/shapes_editor/train_editor.py
+
+The autoencoder is that of `assets/shapes-sd3`. Text encoders and transformer are trained together
+by flow matching on rendered edits, which are drawn anew for each pool; scenes of the prompt lists
+have seeds of their own. Writes the averaged weights to assets/shapes-kontext, and to training.jsonl
+there the loss and how the validation edits are judged. Seeded, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from editor_network import Network, attention, tokens_of, write
+from torch import Tensor
+
+from flowrl.core.noise_path import interpolate
+from flowrl.core.prompts import load_prompts
+from flowrl.evaluation.sources import sources_of
+from flowrl.evaluation.suites.shapes.edits import KINDS, check_edits, draw_edits
+from flowrl.evaluation.suites.shapes.scene import SIZE, render
+from flowrl.models.adapter import unpack
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
+from common import Averaged, Log  # noqa: E402
+
+VAE, VALIDATION = "assets/shapes-sd3/vae", "assets/shapes-edits/validation.jsonl"
+SEEDS = 10**6  # pools begin here; the lists' seeds are far below
+EULER = 10  # steps of the images that are judged
+IMAGES = 2  # of each validation edit
+
+
+class Pool:
+    """Edits as latents and words, drawn from a seed."""
+
+    def __init__(self, network: Network, vae: AutoencoderKL, count: int, seed: int) -> None:
+        rng = np.random.default_rng(SEEDS + seed)
+        edits = draw_edits(rng, rng.integers(0, len(KINDS), count))
+        self.source = tokens_of(vae, render(edits.before))
+        self.target = tokens_of(vae, render(edits.after))
+        self.ids = network.read([record["prompt"] for record in edits.records])
+
+
+class Validation:
+    """The validation edits, and how well they are made."""
+
+    def __init__(self, network: Network, vae: AutoencoderKL) -> None:
+        prompts = load_prompts(VALIDATION)
+        self.records = prompts.records * IMAGES
+        sources = sources_of(prompts, range(len(prompts)), (SIZE, SIZE))
+        self.sources = torch.stack([source[0] for source in sources]).repeat(IMAGES, 1, 1, 1)
+        self.tokens = tokens_of(vae, self.sources)
+        self.ids = network.read([record["prompt"] for record in self.records])
+        self.vae = vae
+
+    @torch.no_grad()
+    def judge(self, network: Network) -> dict[str, float]:
+        """Edit by Euler steps from fixed noise -> means of the strict and the graded verdict."""
+        x = torch.randn(self.tokens.shape, generator=torch.Generator().manual_seed(0))
+        sigmas = torch.linspace(1, 0, EULER + 1)
+        for now, then in zip(sigmas[:-1], sigmas[1:], strict=True):
+            v = network(x, self.tokens, now.expand(len(x)), self.ids)
+            x = x + (then - now) * v
+        config = self.vae.config
+        latents = unpack(x, 4) / config.scaling_factor + config.shift_factor
+        images = (self.vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)
+        found = check_edits(images, self.sources, self.records)
+        both = {"strict": found.strict, "graded": found.graded}
+        return {name: round(float(verdict.float().mean()), 4) for name, verdict in both.items()}
+
+
+class Student(Averaged[Network]):
+    """The editor's network in training."""
+
+    def step(self, pool: Pool, step: int) -> float:
+        """Take one step -> the loss."""
+        # a batch of the pool, noised: tokens [B, N, C], one noise level for each
+        args, rng = self.args, torch.Generator().manual_seed(self.args.seed * 1_000_003 + step)
+        rows = torch.randint(0, args.pool, (args.batch,), generator=rng)
+        x0, sigma = pool.target[rows], _sigma(args.batch, rng)
+        noise = torch.randn(x0.shape, generator=rng)
+        x = interpolate(x0, noise, sigma)
+        # the source goes in beside the noised target, as in FLUX.1 Kontext
+        with torch.autocast("cpu", torch.bfloat16):
+            ids = pool.ids[0][rows], pool.ids[1][rows]
+            v = self.network(x, pool.source[rows], sigma, ids)
+        return self.descend(F.mse_loss(v.float(), noise - x0), step)
+
+
+def _sigma(count: int, rng: torch.Generator) -> Tensor:
+    """Draw noise levels [count]: half of them even, half logit-normal."""
+    even = torch.rand(count, generator=rng)
+    middle = torch.sigmoid(torch.randn(count, generator=rng))
+    return torch.where(torch.rand(count, generator=rng) < 0.5, middle, even)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train for `--until` steps of a schedule of `--steps`, and write the pipeline's folder."""
+    # repeatable on one core
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    vae = AutoencoderKL.from_pretrained(VAE).eval()
+    student = Student(args, Network(args.width, args.double, args.single))
+    validation = Validation(student.network, vae)
+    print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = Log(args.out / "training.jsonl")
+    losses: list[float] = []
+    for step in range(args.until):
+        # a new pool now and then, so that edits are not learned by heart
+        if step % args.fresh == 0:
+            pool = Pool(student.network, vae, args.pool, args.seed * 1000 + step // args.fresh)
+        losses.append(student.step(pool, step))
+        # judge the averaged weights, and write them
+        if (step + 1) % args.every == 0 or step + 1 == args.until:
+            mean = round(float(np.mean(losses[-args.every :])), 5)
+            minutes = round(time.process_time() / 60, 2)
+            found = validation.judge(student.average)
+            log(step=step + 1, loss=mean, **found, minutes=minutes)
+            write(student.average, vae, args.out)
+
+
+def main() -> None:
+    """Read the options and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    # where to, and how long
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("assets/shapes-kontext"))
+    add("--steps", type=int, default=6000, help="of the schedule")
+    add("--until", type=int, default=3000, help="steps that are taken")
+    # the network
+    add("--width", type=int, default=128)
+    add("--double", type=int, default=2, help="blocks with weights of their own for the text")
+    add("--single", type=int, default=4)
+    # the training
+    add("--batch", type=int, default=64)
+    add("--lr", type=float, default=3e-3)
+    add("--ema", type=float, default=0.995)
+    add("--pool", type=int, default=10000, help="edits that are drawn at a time")
+    add("--fresh", type=int, default=1500, help="steps after which a new pool is drawn")
+    add("--every", type=int, default=250)
+    add("--seed", type=int, default=0)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ import pytest
 from docskit import ROOT
 from scriptkit import module_of
 
+from flowrl.evaluation.statistics import wilson
 from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.compare.summary import summarize_result
 
@@ -30,6 +31,23 @@ def comparison(result: Result, file: Path) -> Result:
 def demonstration(result: Result, _: Path) -> Result:
     found: Result = module_of("results/demonstration", "summaries").summarized(result)
     return found
+
+
+def judge(result: Result, _: Path) -> Result:
+    """Shares and intervals of counts."""
+    again = copy.deepcopy(result)
+    for target in again["targets"].values():
+        for one in (target, *target["tasks"].values()):
+            right, n = one["both_right"], one["images"]
+            same = right + one["both_wrong"]
+            one |= {"agreement": same / n, "interval": [*wilson(same, n)]}
+            one |= {"judge": (right + one["judge_alone"]) / n}
+            one |= {"checker": (right + one["checker_alone"]) / n}
+        parts = ("both_right", "judge_alone", "checker_alone", "both_wrong")
+        for key in (*parts, "images"):
+            target[key] = sum(task[key] for task in target["tasks"].values())
+        assert target["images"] == sum(target[key] for key in parts)
+    return again
 
 
 def seeds(result: Result, _: Path) -> Result:
@@ -97,6 +115,7 @@ def side_by_side(result: Result, _: Path) -> Result:
 KINDS: dict[str, Callable[[Result, Path], Result]] = {
     "flowrl comparison": comparison,
     "flowrl demonstration": demonstration,
+    "flowrl judge agreement": judge,
     "flowrl checks of trained runs": trained_checks,
     "flowrl quickstart": quickstart,
     "flowrl coverage of intervals": covered,
@@ -190,7 +209,7 @@ def test_numbers_follow_from_outcomes(file: Path) -> None:
 @pytest.mark.parametrize("file", [file for file in FILES if kind_of(file)], ids=lambda f: f.stem)
 def test_a_number_that_was_changed_is_found(file: Path) -> None:
     """The first of each kind of number that the file has worked out."""
-    for worked in ("mean", "interval.1", *COUNTS):
+    for worked in ("mean", "agreement", "interval.1", *COUNTS):
         places = [key for key, value in leaves(read(file)) if key.endswith(f".{worked}")]
         if not places or leaf(read(file), places[0])[2] is None:
             continue

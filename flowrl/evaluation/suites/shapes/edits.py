@@ -142,6 +142,12 @@ def prompt_of(edit: Record) -> str:
     return f"add a {thing}" if edit["kind"] == "add" else f"remove the {thing}"
 
 
+def edit_words() -> list[str]:
+    """List the words of all prompts."""
+    found = {"make", "move", "add", "remove", "the", "a", *CLASSES, *COLORS, *DIRECTIONS}
+    return sorted(found)
+
+
 class EditVerdict(NamedTuple):
     """What became of N edits."""
 

@@ -173,6 +173,12 @@ def all_records() -> dict[str, list[Record]]:
     return {task: maker() for task, maker in zip(TASKS, makers, strict=True)}
 
 
+def base_records() -> list[Record]:
+    """All prompts that are not held out: the captions of the base model's training."""
+    every = itertools.chain(*all_records().values())
+    return [record for record in every if not record["held_out"]]
+
+
 _ALLOWED = np.ones((len(CLASSES), len(COLORS)), bool)  # of a training scene
 for _shape, _color in HELD_COLORED:
     _ALLOWED[CLASSES.index(_shape), list(COLORS).index(_color)] = False

@@ -209,7 +209,7 @@ class _Watch:
     def begin(self) -> None:
         """Take the place of the logs' phases; the page of the end takes longer than the run and
         holds times: it is left out."""
-        runs.html_report = lambda run: ""
+        runs.html_report = lambda run: ""  # type: ignore
         for kind in (RunLogger, Silence):
             real = kind.phase
             kind.phase = lambda log, name, real=real: self.noted(real, log, name)  # type: ignore

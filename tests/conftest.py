@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = (
@@ -71,6 +72,19 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what tests allow apart from what the user has allowed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn() -> Iterator[None]:
+    """Lay the curves of finished runs out without drawing them. `home` draws them, as commands in
+    processes of their own do; tests/runs/test_report.py looks at what is drawn."""
+    if "flowrl.runs.train" not in sys.modules:  # nothing that was collected trains
+        yield
+        return
+    from quickfigures import undrawn
+
+    with undrawn():
         yield
 
 

@@ -37,7 +37,7 @@ SAMPLES, PROMPTS, VERDICTS = "samples", "prompts.json", "verdicts.json"
 SOURCES = "sources.png"  # a strip of what they start from, where they do
 CHECKPOINTS = "checkpoints"
 # what is written at the end
-SUMMARY, GRID, REPORT = "summary.json", "grid.png", "report.html"
+SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
 RESULT = "result.json"  # of a run of a comparison, in place of a summary
 # beside them
 DOCTOR = "doctor.json"  # what `flowrl doctor --run` left

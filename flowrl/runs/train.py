@@ -21,6 +21,7 @@ from flowrl.core.types import FlowModel
 from flowrl.evaluation.statistics import decided_by
 from flowrl.runs.best import score_of
 from flowrl.runs.folder import (
+    CURVES,
     EVALS,
     GRID,
     METRICS,
@@ -38,7 +39,9 @@ from flowrl.runs.log import Log, RunLogger, Silence, headline_label
 from flowrl.runs.milestones import Checkpoints, Milestones, rescued
 from flowrl.runs.monitors.watch import Watch
 from flowrl.runs.open_run import best_checkpoint
+from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import before_after_table, best_line, html_report
+from flowrl.runs.report.style import save_figure
 from flowrl.runs.start_run import Resume, begin, check_alike, claimed
 from flowrl.runs.stop import StopSignal
 from flowrl.runs.trackers import trackers_given
@@ -199,7 +202,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 def _finish(
     run: Path, config: Config, log: Log, stopped: dict[str, Any] | None, longer: str
 ) -> dict[str, Any]:
-    """Write the summary and the page, and print before and after; `longer` trains on."""
+    """Write the summary and the figures, and print before and after; `longer` trains on."""
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
     gain = gain_of(rows)
     summary = {
@@ -216,8 +219,9 @@ def _finish(
         "seconds": round(sum(row.get("total") or 0.0 for row in timing), 1),
         "finished": time.strftime("%Y-%m-%d"),
     }
-    # as a file, as a page, and in the terminal
+    # as a file, as figures, as a page, and in the terminal
     write_json(run / SUMMARY, summary)
+    save_figure(curves(run), run / CURVES, dpi=110)
     _write_page(run)
     log.say(before_after_table(summary))
     for line in best_line(summary):
@@ -225,7 +229,7 @@ def _finish(
     idle = sum(row.get("trained") == 0 for row in read_rows(run, METRICS))
     if idle:
         log.say(f"{idle} of {summary['iterations']} iterations trained nothing: {WHY_NOTHING}")
-    figures = ", ".join(str(run / name) for name in (GRID, REPORT))
+    figures = ", ".join(str(run / name) for name in (GRID, CURVES, REPORT))
     log.say(f"images: {figures}")
     if (run / SAMPLES / VERDICTS).exists():
         log.say("in the image grid a green frame marks a right image, a red one a wrong image")

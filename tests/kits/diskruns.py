@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
 
 from killkit import contents, warm_up  # noqa: E402
+from quickfigures import undrawn  # noqa: E402
 from toykit import toy  # noqa: E402
 
 from flowrl.config.load import Config  # noqa: E402
@@ -222,7 +223,8 @@ def main() -> int:
     args = parser.parse_args()
     warm_up()
     rows = []
-    with tempfile.TemporaryDirectory() as place:
+    # curves are laid out and not drawn: they hold times, so nobody compares them
+    with tempfile.TemporaryDirectory() as place, undrawn():
         home = Path(place)
         # what every disturbed run has to end as
         config = toy(home, *OFTEN)

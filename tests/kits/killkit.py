@@ -43,7 +43,7 @@ PHASES = {
 NAMES = (BETWEEN, *dict.fromkeys(PHASES.values()))
 EVENT = struct.Struct("<BI")  # the phase that begins, and the calls since the one before
 # what depends on the clock, or on the number of a process
-UNLIKE = {"timing.jsonl", "summary.json", "report.html", "environment.json", ".lock"}
+UNLIKE = {"timing.jsonl", "summary.json", "report.html", "curves.png", "environment.json", ".lock"}
 PATIENCE = 120.0  # seconds for a run that takes one or two
 GRACE = 20.0  # seconds for the process whose other one was killed; then it is killed, too
 
@@ -207,9 +207,9 @@ class _Watch:
         self.calls, self.times, self.last = 0, 0, 0
 
     def begin(self) -> None:
-        """Take the place of the logs' phases; the page of the end takes longer than the run and
-        holds times: it is left out."""
-        runs.html_report = lambda run: ""  # type: ignore
+        """Take the place of the logs' phases; figures and page of the end take longer than the run
+        and hold times: they are left out."""
+        runs.save_figure, runs.html_report = lambda *_, **__: None, lambda run: ""  # type: ignore
         for kind in (RunLogger, Silence):
             real = kind.phase
             kind.phase = lambda log, name, real=real: self.noted(real, log, name)  # type: ignore

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from toykit import toy
 
 from flowrl.config.load import Config
+from flowrl.runs.report.style import save_figure
 from flowrl.runs.train import train
 
 
@@ -18,8 +20,10 @@ def config_for(folder: Path, *overrides: str) -> Config:
 
 
 def make_home(folder: Path) -> Path:
-    """Write prompts, toy.yaml and `whole`, an uninterrupted run of 4 iterations."""
-    train(config_for(folder), folder / "whole", quiet=True)
+    """Write prompts, toy.yaml and `whole`, an uninterrupted run of 4 iterations, with its curves
+    drawn."""
+    with patch("flowrl.runs.train.save_figure", save_figure):
+        train(config_for(folder), folder / "whole", quiet=True)
     return folder
 
 

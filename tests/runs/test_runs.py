@@ -77,8 +77,9 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     strips = [f"{iteration:06d}.png" for iteration in (0, 2, 4)]
     assert sorted(file.name for file in (run / "samples").glob("*.png")) == strips
     assert sorted(folder.name for folder in (run / "checkpoints").iterdir()) == ["000002", "000004"]
-    for name in ("grid.png", "report.html", "environment.json"):
+    for name in ("grid.png", "curves.png", "report.html", "environment.json"):
         assert (run / name).stat().st_size > 100
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert load_config(run / "config.yaml", (), ("toykit",)) == config_for(home)
     names = """iteration reward nfe reward/red reward/strict accuracy reward_std zero_std diversity
         ratio loss ratio_std on_policy_gap clip_frac clip_high_frac approx_kl kl grad_norm lr

@@ -1,1 +1,1 @@
-"""Image grids and the HTML page of a run."""
+"""Curves, image grids and the HTML page of a run."""

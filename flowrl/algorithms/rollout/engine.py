@@ -132,8 +132,7 @@ def rollout(
     run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
     second_order = plan.solver is not None and bool((plan.solver > 1).any())
     run = run._replace(plan=plan, keep_mean=keep_mean, history=second_order)
-    groups = torch.arange(len(generators)) if group_ids is None else group_ids
-    forest = ForestBuilder(run, groups)
+    forest = ForestBuilder(run, torch.arange(len(generators)) if group_ids is None else group_ids)
     # the roots, and their leaves without noise
     live = _roots(run, forest, group_size, same_noise, noise)
     leaves: list[Tensor] = []
@@ -154,10 +153,8 @@ def rollout(
             progress(k + 1, len(steps))
     # what has arrived is a leaf
     if ends is None or ends + 1 == len(steps):
-        if not live.stored:
-            node = forest.add(live.x, live.node, len(steps), copies=live.copies)
-            live = live._replace(node=node)
-        leaves.append(live.node)
+        node, end = live.node, len(steps)
+        leaves.append(node if live.stored else forest.add(live.x, node, end, copies=live.copies))
     return forest.rollout(leaves, sigmas.float())
 
 

@@ -34,11 +34,6 @@ from flowrl.runs.export.export import trained_part, write_merged
 IDLE = ("attn.add_q", "attn.norm_added_q", "attn.to_add_out", "txt_mlp", "txt_mod")
 
 
-@pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
-    return Starts(tmp_path_factory.mktemp("starts"))
-
-
 # ------------------------------------------------------------------------------------------ parity
 
 
@@ -154,8 +149,10 @@ def test_gradients_reach_all_that_is_trained_and_nothing_else(
         assert {key for key in params if f".{last}." in f".{key}"} == set(chosen)
 
 
-@pytest.mark.parametrize("tune", ["lora", "full"])
-@pytest.mark.parametrize("name", STARTS)
+BOTH = [(name, "lora") for name in STARTS] + [("kontext", "full"), ("experts", "full")]
+
+
+@pytest.mark.parametrize(("name", "tune"), BOTH)
 def test_short_base_keeps_trained_weights_in_float32(starts: Starts, name: str, tune: str) -> None:
     """bfloat16 keeps 8 bits: about 1 % per value after a few layers; equal bits would mean that it
     was never used."""
@@ -168,8 +165,7 @@ def test_short_base_keeps_trained_weights_in_float32(starts: Starts, name: str, 
     assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in found)
 
 
-@pytest.mark.parametrize("tune", ["lora", "full"])
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize(("name", "tune"), BOTH)
 def test_what_is_exported_is_what_was_trained(
     starts: Starts, tmp_path: Path, name: str, tune: str
 ) -> None:
@@ -189,14 +185,13 @@ def test_what_is_exported_is_what_was_trained(
 # --------------------------------------------------------------------------- how a network runs
 
 
-@pytest.mark.parametrize("tune", ["lora", "full"])
 @pytest.mark.parametrize("name", STARTS)
 def test_checkpointing_computes_blocks_again_and_changes_no_gradient(
-    starts: Starts, name: str, tune: str
+    starts: Starts, name: str
 ) -> None:
     found, calls = [], []
     for on in (False, True):
-        model = starts.load(name, tune=tune, runtime={"checkpointing": on})
+        model = starts.load(name, runtime={"checkpointing": on})
         perturb(model, 0.05)
         with counted(model, set(STARTS[name].blocks)) as seen:
             found.append(gradients(model, velocity_of(name, model).square().sum()))

@@ -48,7 +48,7 @@ from rewards.shapes import shapes
 @pytest.mark.parametrize("task", TASKS)
 def test_agrees_with_layouts(task: str) -> None:
     """Truth: GenEval's rules on the layout, written a second time in the kit."""
-    found = checkerkit.measure(task, scenes=150, seed=7)
+    found = checkerkit.measure(task, scenes=100, seed=7)
     assert min(found[f"{kind}_agreement"] for kind in ("own", "random", "near")) >= 0.99
     assert found["near_false_accepts"] == found["random_false_accepts"] == 0
 

@@ -30,6 +30,8 @@ from wankit import drawn, ours, theirs
 from flowrl.algorithms.transitions import cps, flow_sde
 from flowrl.runs.export.export import trained_part, write_merged
 
+# whose networks the other files do not have: two in one, and one that attends to an image
+NETWORKS = ("experts", "i2v")
 # of the last block of Qwen-Image, whose text goes nowhere; and of its text before attention
 IDLE = ("attn.add_q", "attn.norm_added_q", "attn.to_add_out", "txt_mlp", "txt_mod")
 
@@ -149,10 +151,8 @@ def test_gradients_reach_all_that_is_trained_and_nothing_else(
         assert {key for key in params if f".{last}." in f".{key}"} == set(chosen)
 
 
-BOTH = [(name, "lora") for name in STARTS] + [("kontext", "full"), ("experts", "full")]
-
-
-@pytest.mark.parametrize(("name", "tune"), BOTH)
+@pytest.mark.parametrize("tune", ["lora", "full"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_short_base_keeps_trained_weights_in_float32(starts: Starts, name: str, tune: str) -> None:
     """bfloat16 keeps 8 bits: about 1 % per value after a few layers; equal bits would mean that it
     was never used."""
@@ -165,7 +165,10 @@ def test_short_base_keeps_trained_weights_in_float32(starts: Starts, name: str, 
     assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in found)
 
 
-@pytest.mark.parametrize(("name", "tune"), BOTH)
+EXPORTED = [(name, "lora") for name in STARTS] + [("kontext", "full"), ("experts", "full")]
+
+
+@pytest.mark.parametrize(("name", "tune"), EXPORTED)
 def test_what_is_exported_is_what_was_trained(
     starts: Starts, tmp_path: Path, name: str, tune: str
 ) -> None:
@@ -185,7 +188,7 @@ def test_what_is_exported_is_what_was_trained(
 # --------------------------------------------------------------------------- how a network runs
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_checkpointing_computes_blocks_again_and_changes_no_gradient(
     starts: Starts, name: str
 ) -> None:
@@ -201,7 +204,7 @@ def test_checkpointing_computes_blocks_again_and_changes_no_gradient(
         assert torch.equal(grad, found[1][key]), key
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_back_end_reaches_every_attention(starts: Starts, name: str) -> None:
     """By torch's names of the kernels."""
     model = starts.load(name, runtime={"attention": "_native_math", "checkpointing": True})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import PROMPTS, parts_of, relative_error
-from modelkit import FLASH, Kernels, counted, gradients, noise, perturb, told
+from modelkit import FLASH, Kernels, counted, gradients, noise, perturb
 from rolloutkit import ratio_gap
 from startkit import (
     STARTS,
@@ -25,7 +25,6 @@ from startkit import (
 from torch import nn
 from torchvision.transforms.functional import to_pil_image
 from trainkit import trainer_for, weights_of
-from wankit import drawn, ours, theirs
 
 from flowrl.algorithms.transitions import cps, flow_sde
 from flowrl.runs.export.export import trained_part, write_merged
@@ -34,42 +33,6 @@ from flowrl.runs.export.export import trained_part, write_merged
 NETWORKS = ("experts", "i2v")
 # of the last block of Qwen-Image, whose text goes nowhere; and of its text before attention
 IDLE = ("attn.add_q", "attn.norm_added_q", "attn.to_add_out", "txt_mlp", "txt_mod")
-
-
-# ------------------------------------------------------------------------------------------ parity
-
-
-@pytest.mark.parametrize("name", VIDEOS)
-def test_without_guidance_videos_and_times_are_the_pipelines(starts: Starts, name: str) -> None:
-    """Latents to 5e-5 in float32, with weights that training has moved; the times that reach the
-    networks to the bit."""
-    model, size = starts.load(name), size_of(name)
-    perturb(model, 0.05)
-    networks = getattr(model.network, "both", (model.network,))
-    with told(*networks) as mine:
-        found = ours(model, encoded(name, model, 1), 1, size)
-    given = sources(name, 2)[0]
-    image = {"image": to_pil_image(given[0])} if given else {}
-    with told(*networks) as other:
-        expected = theirs(model, drawn(model, 1, size), PROMPTS[:1], size=size, **image)
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
-    assert len(mine) == len(other) > 0
-    for one, two in zip(mine, other, strict=True):
-        assert torch.equal(one["timestep"].double(), two["timestep"].double())
-
-
-@pytest.mark.parametrize("name", VIDEOS)
-def test_a_video_alone_is_that_of_a_batch(starts: Starts, name: str) -> None:
-    model = starts.load(name, guidance=3.0)
-    perturb(model, 0.05)
-    x, cond = noise(model, 2, *size_of(name)), encoded(name, model)
-    sigma = torch.tensor([0.95, 0.3])  # on both sides of the boundary
-    with torch.no_grad():
-        v = model.velocity(x, sigma, cond)
-        for i in range(2):
-            row = {key: rows[i : i + 1] for key, rows in cond.items()}
-            alone = model.velocity(x[i : i + 1], sigma[i : i + 1], row)
-            torch.testing.assert_close(alone, v[i : i + 1], rtol=1e-4, atol=1e-4)
 
 
 # ----------------------------------------------------------------------------------- on policy

@@ -1,4 +1,4 @@
-"""Kill runs of families that `tests/kits/killruns.py` does not, under a launcher, and with rewards
+"""Kill runs of several families, under a launcher, and with rewards
 that fork, with SIGKILL at random moments; go on with each, and compare with runs that nobody
 disturbed.
 

@@ -133,6 +133,7 @@ def damaged(
     newest = checkpoint.checkpoint_folders(whole)[-1]
     names = sorted(file.name for file in newest.iterdir())
     # every file of the newest checkpoint, then whole ones where they do not belong
+    kinds: dict[str, Callable[[Path], None]]
     kinds = {"torn": cut, "altered": flip, "lost": Path.unlink}
     ways: dict[str, Callable[[Path], None]] = {}
     for place, (name, kind) in enumerate(itertools.product(names, kinds)):

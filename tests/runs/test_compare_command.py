@@ -24,6 +24,7 @@ from flowrl.runs.compare import compare as compare_module
 from flowrl.runs.compare.budgets import Budgets, TimeLeft, comparable, different
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_prompts, read_rows, strip_file
 from flowrl.runs.open_run import open_run
@@ -108,7 +109,8 @@ def test_a_plan_that_fails_after_the_config_s_own_iterations_is_found_before_any
 def test_the_search_is_the_same_for_all_and_sees_no_held_out_image(tmp_path: Path) -> None:
     """Half of 2.5 iterations' evaluations are used up after 2; the best training score of each
     config's tries wins."""
-    what = plan(tmp_path, "toy-a", "toy-b", search=Search((0.5, 3.0), seed=9))
+    budgets = Budgets(2.5 * COST, 0.0, 2)
+    what = plan(tmp_path, "toy-a", "toy-b", search=Search((0.5, 3.0), seed=9), budgets=budgets)
     result = compare(what, quiet=True)
     stated = {"factors": [0.5, 3.0], "seed": 9, "share": 0.5, "prompts": "", "images": 0}
     stated["nfe"] = 130.0
@@ -208,6 +210,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert drawn == {f"result-{kind}.png" for kind in kinds}
     text = what.out.with_suffix(".md").read_text()
     assert "](../figures/result-samples.png)" in text
+    the_grid_has_a_column_per_config(what)
     shutil.rmtree(tmp_path / "figures")
     shutil.rmtree(tmp_path / "runs")
     alone = ["compare", "--report-only", "--out", str(what.out), "--runs", str(what.runs)]
@@ -225,9 +228,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert what.out.with_suffix(".md").read_text() == text
 
 
-def test_the_grid_has_a_column_per_config(tmp_path: Path) -> None:
-    what = plan(tmp_path, "toy-a", "toy-b")
-    result = compare(what, quiet=True)
+def the_grid_has_a_column_per_config(what: Comparison) -> None:
+    """Beside the base model's images, which are those of its own settings."""
+    result = read_result(what.out)
     one = sample_grid({**result, "configs": result["configs"][:1]}, what.runs)
     two = sample_grid(result, what.runs)
     assert isinstance(one, Image.Image) and isinstance(two, Image.Image)
@@ -259,13 +262,12 @@ def test_without_seconds_runs_end_and_are_judged_by_evaluations_alone(
 ) -> None:
     """Room for 3 iterations; by seconds there had been room for 5."""
     tick(monkeypatch)
-    what = plan(tmp_path, "toy-a", "toy-b", seeds=(0, 1), budgets=Budgets(2.5 * COST, 0.0, 2))
-    result = compare(what)
+    what = plan(tmp_path, budgets=Budgets(2.5 * COST, 0.0, 2))
+    (config,) = compare(what)["configs"]
     capsys.readouterr()
-    runs = [run for config in result["configs"] for run in config["seeds"]]
-    assert [run["iterations"] for run in runs] == [3] * 4
-    assert all(run["at"]["nfe"] and run["at"]["seconds"] is None for run in runs)
-    assert all(list(config["summary"]) == ["nfe"] for config in result["configs"])
+    (run,) = config["seeds"]
+    assert run["iterations"] == 3 and run["at"]["nfe"] and run["at"]["seconds"] is None
+    assert list(config["summary"]) == ["nfe"]
     # what is written says nothing of a second budget
     assert main(["compare", "--report-only", "--out", str(what.out)]) == 0
     text = capsys.readouterr().out + what.out.with_suffix(".md").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparekit import no_training, plan, tick
+from comparekit import no_training, plan, rehearse_few, tick
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
@@ -56,6 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def copied(whole: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
     """Return a copy of it, in which nothing is trained any more."""
     no_training(monkeypatch)
+    rehearse_few(monkeypatch)
     for name in ("runs", "out"):
         shutil.copytree(whole.runs.parent / name, tmp_path / name)
     return whole._replace(runs=tmp_path / "runs", out=tmp_path / "out" / "result.json")

@@ -32,6 +32,15 @@ def toy(folder: Path) -> Comparison:
     return plan(folder, overrides=(*SMALL, "eval.score=red", "optimizer.lr=0.1"))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, dict[str, Any]]:
+    """Return that comparison, and what it says where nothing happens to it."""
+    what = toy(tmp_path_factory.mktemp("whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        tick(patch)
+        return what, scores(compare(what, quiet=True))
+
+
 def after_iteration(
     patch: pytest.MonkeyPatch, iteration: int, name: str, change: Callable[[torch.Tensor], Any]
 ) -> None:
@@ -64,6 +73,7 @@ HOLE = r"(?s)1 of 12 images.*0 are not finite.*needs every image scored.*mend th
     [(3, with_a_hole, RewardError, HOLE), (2, killed, KeyboardInterrupt, "^$")],
 )
 def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
+    whole: tuple[Comparison, dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     iteration: int,
@@ -74,9 +84,7 @@ def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
     """A reward without a score for one of 6 prompts' 2 images, or a kill where a checkpoint was
     due: nothing is recorded or trained again, and the result is that of a run that nothing
     happened to."""
-    what = toy(tmp_path)
-    other = what._replace(runs=tmp_path / "whole", out=tmp_path / "whole.json")
-    whole = scores(compare(other, quiet=True))
+    what = whole[0]._replace(runs=tmp_path / "runs", out=tmp_path / "out" / "result.json")
     with monkeypatch.context() as patch:
         after_iteration(patch, iteration, "ask", change)
         with pytest.raises(raised, match=words):
@@ -84,7 +92,7 @@ def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
     run = what.runs / "toy-a" / "seed0"
     assert not (run / "result.json").exists()
     assert max(folder.name for folder in (run / "checkpoints").iterdir()) == f"{iteration:06d}"
-    assert scores(compare(what, quiet=True)) == whole
+    assert scores(compare(what, quiet=True)) == whole[1]
 
 
 def test_an_image_that_is_not_finite_is_the_method_s_fault(

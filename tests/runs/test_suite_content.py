@@ -248,11 +248,20 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path, dict[str, Any]]:
+    """Return a config, the folder of a suite of it, and its report."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = toy(folder / "toy")
+    return config, folder / "out", scored(config, folder / "out")
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_line_of_scores_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_line_of_scores_is_named(
+    whole: tuple[Config, Path, dict[str, Any]], tmp_path: Path, kind: str
+) -> None:
     """One message with file and line; without the line its image alone is scored again."""
-    config, out = toy(tmp_path / "toy"), tmp_path / "out"
-    whole = scored(config, out)
+    config, out = whole[0], shutil.copytree(whole[1], tmp_path / "out")
     file = out / "scores.jsonl"
     lines = file.read_bytes().splitlines()
     made = DAMAGE[kind](json.loads(lines[1]))
@@ -261,15 +270,16 @@ def test_a_damaged_line_of_scores_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DataError, match=r"scores\.jsonl, line 2: expected the scores.*delete"):
         scored(config, out)
     file.write_bytes(b"\n".join([lines[0], *lines[2:], b""]))
-    assert scored(config, out) == whole
+    assert scored(config, out) == whole[2]
 
 
 @pytest.mark.parametrize(
     "bad", ["[]", "17", "[" * 100_000, "\xff", '{"a": ', '{"best_of": "3"}', '{"best_of": 1e400}']
 )
-def test_a_damaged_setting_is_named(tmp_path: Path, bad: str) -> None:
-    config, out = toy(tmp_path / "toy"), tmp_path / "out"
-    scored(config, out)
+def test_a_damaged_setting_is_named(
+    whole: tuple[Config, Path, dict[str, Any]], tmp_path: Path, bad: str
+) -> None:
+    config, out = whole[0], shutil.copytree(whole[1], tmp_path / "out")
     (out / "setting.json").write_bytes(bad.encode("latin-1"))
     with pytest.raises(RunError, match=r"out/setting\.json"):
         scored(config, out)

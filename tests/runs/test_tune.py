@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from comparekit import rehearse_few
 from toykit import write_toy
 
 from flowrl.cli.main import main
@@ -45,12 +46,19 @@ def _stamps(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in folder.rglob("seed*/result.json")}
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearse_few(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Search three rates with two seeds; the third breaks its run."""
     folder = tmp_path_factory.mktemp("searched")
     tries = ("optimizer.lr=0.01,0.2,1e30",)
-    assert main(_command(folder, "--seeds", "0", "1", tries=tries)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        rehearse_few(patch)
+        assert main(_command(folder, "--seeds", "0", "1", tries=tries)) == 0
     return folder
 
 
@@ -126,7 +134,6 @@ def _play(patch: pytest.MonkeyPatch, score: Score = _height, most: int = 10**9) 
         row = {"score": found, "interval": [found, found], "tasks": {"all": found}}
         return {**run, "failed": None, "at": {"nfe": row}}
 
-    patch.setattr(tune, "MOST_ITERATIONS", 40)
     patch.setattr(tune, "spend", spend)
     patch.setattr(tune, "Trainer", lambda config: None)
     patch.setattr(tune, "base_of", lambda *_: dict(BASE))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from browserkit import Visit, browser
-from reportkit import make_run
+from reportkit import answer_here, make_run
 from serving import served
 from starlette.testclient import TestClient
 
@@ -45,7 +45,8 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(home: Path) -> TestClient:
+def client(home: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    answer_here(monkeypatch)
     return TestClient(make_app(home, home / "votes"), base_url="http://localhost")
 
 

@@ -113,6 +113,8 @@ def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowMod
     _check_at_rest(pipe)
     networks = _networks_of(pipe)
     network = getattr(pipe, networks[0])
+    if options.get("tune", "lora") != "none":
+        _check_plain(pipe, networks)
     options = {"path": str(pipe.name_or_path or kind.__name__), **options}
     options.setdefault("device", str(network.device))
     options.setdefault("dtype", _dtype_name(network.dtype))
@@ -334,6 +336,11 @@ def _check_at_rest(pipe: Any) -> None:
     for name, part in pipe.components.items():
         if not isinstance(part, nn.Module):
             continue
+        if hasattr(part, "_orig_mod"):
+            raise ModelError(
+                f"model: the pipeline's {name} is compiled; put the plain module in its place "
+                f"(pipe.{name} = pipe.{name}._orig_mod), and set runtime.compile"
+            )
         for module in part.modules():
             hooked = hooked or hasattr(module, "_hf_hook")
             # diffusers' own: offload in groups, caches of blocks, casts of layers
@@ -355,6 +362,18 @@ def _check_at_rest(pipe: Any) -> None:
             "model: expected all parts of the pipeline on one device, got "
             f"{', '.join(sorted(map(str, places)))}; move it with pipe.to(device)"
         )
+
+
+def _check_plain(pipe: Any, networks: list[str]) -> None:
+    """Raise ModelError for a network that would be trained, and has adapters already."""
+    for name in networks:
+        there = getattr(getattr(pipe, name), "peft_config", None)
+        if there:
+            raise ModelError(
+                f"model: the pipeline's {name} has adapters already ({', '.join(there)}); merge "
+                "them by pipe.fuse_lora() and pipe.unload_lora_weights(), or give train.start "
+                "their file"
+            )
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

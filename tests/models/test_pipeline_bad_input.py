@@ -17,6 +17,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from brokenpipes import broken, looped, unchanged
 from diffusers.hooks import apply_layerwise_casting
 from diffusers.utils import is_sentencepiece_available
+from peft import LoraConfig
 from pipelineruns import FEW, PLUGINS, SMALL
 from tinypipelines import save, tiny_pipeline
 from torch import Tensor
@@ -155,6 +156,14 @@ def casts_layers(pipe: Any) -> None:
     )
 
 
+def has_lora(pipe: Any) -> None:
+    pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]), adapter_name="mine")
+
+
+def is_compiled(pipe: Any) -> None:
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a call of its own": (
         lambda: called(lambda self, prompt, latents=None: None),
@@ -177,6 +186,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: with_part(lambda pipe: setattr(pipe, "hf_device_map", {"vae": 0})),
         "maps them to devices.*reset_device_map",
     ),
+    "a LoRA": (lambda: with_part(has_lora), "has adapters already .mine.; merge them"),
+    "a compiled network": (lambda: with_part(is_compiled), "transformer is compiled.*_orig_mod"),
     "hooks of diffusers": (lambda: with_part(casts_layers), "transformer has hooks of diffusers"),
     "several devices": (
         lambda: with_part(lambda pipe: pipe.transformer.to("meta")),

@@ -141,7 +141,8 @@ CLASSES: dict[str, TinyPipeline] = {
     "CogView3PlusPipeline": tiny(noise.cogview3, **FULL),
     "Kandinsky3Pipeline": tiny(noise.kandinsky3, **FULL),
     "KolorsPipeline": tiny(of("KolorsPipeline", noise.kolors)),
-    "KolorsPAGPipeline": tiny(of("KolorsPAGPipeline", noise.kolors)),
+    # diffusers reads no LoRA into it
+    "KolorsPAGPipeline": tiny(of("KolorsPAGPipeline", noise.kolors), **FULL),
     # edits
     "FluxKontextPipeline": tiny(saved(partial(tiny_flux, kontext=True)), call=KONTEXT, **EDIT),
     "QwenImageEditPipeline": tiny(

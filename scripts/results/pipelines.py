@@ -58,11 +58,13 @@ def main(asked: list[str]) -> int:
     failed = 0
     for name in names:
         try:
-            rows[name] = {**measured(name), "commit": commit}
+            rows[name] = measured(name)
         except Exception:  # what is left is measured, too
             traceback.print_exc()
             failed += 1
             continue
+        if "run" in rows[name]:
+            rows[name]["commit"] = commit
         print(f"{name}: {json.dumps(rows[name])}", flush=True)
         write(rows)
     write(rows)

@@ -146,7 +146,7 @@ def line(config: str, found: Sequence[Row]) -> str:
     text = f"`{config}`: {points(row['gain'])} points ({', '.join(facts)})"
     if row["on"] != TEST:
         text += f" on {row['on']}"
-    elif row["against_guidance"] is not None:
+    if row["against_guidance"] is not None:
         text += f"; {points(row['against_guidance'])} against guidance"
     return wrapped(f"{text}.")
 

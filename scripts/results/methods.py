@@ -90,6 +90,7 @@ ELSEWHERE = {
 
 NEEDS = {
     "shapes/spo": "a judge of noisy images",
+    "shapes/auto_rubric": "a judge over HTTP",
     "shapes/spo_latent": "a judge of latents",
     "shapes/drm": "a judge of latents",
     "shapes/dina_lrm": "a judge of latents",

@@ -2,7 +2,7 @@
 docs/results.md.
 
     python scripts/results/votes.py                # until all is there; Ctrl-C, and it goes on
-    python scripts/results/votes.py --minutes 20
+    python scripts/results/votes.py --seeds 1      # beside another that trains other seeds
 
 Each row trains three seeds through the reward `votes`, as people would be asked: the run puts pairs
 of images into a folder and waits. The person looks at both files, prefers what the checker gives
@@ -16,6 +16,7 @@ assets/results/votes.json.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import random
 import shutil
@@ -52,10 +53,10 @@ PROMPTS = "assets/shapes/few.jsonl"
 SEEDS, WRONG, RISE = (0, 1, 2), 0.2, 0.1
 GROUP, EVERY = 8, 4
 ROWS = {
-    "ZO-RankSGD": ("shapes/zo_rank_sgd", 32, ()),
-    "Diffusion-DPO, online": ("shapes/diffusion_dpo", 32, ("optimizer.lr=5.0e-4",)),
+    "ZO-RankSGD": ("shapes/zo_rank_sgd", 20),
+    "Diffusion-DPO, online": ("shapes/diffusion_dpo", 20),
 }
-"""Row -> its config, iterations, and what else it changes."""
+"""Row -> its config and iterations."""
 
 SETTINGS = (
     f"prompts={{train: {PROMPTS}, test: {PROMPTS}}}",
@@ -134,29 +135,32 @@ def voting(person: Person) -> Iterator[None]:
 
 def config_of(row: str, folder: Path) -> Config:
     """Return the config of a row, whose votes are in a folder."""
-    name, iterations, changes = ROWS[row]
+    name, iterations = ROWS[row]
     people = f"{{fn: votes, folder: {folder}, pairs: {GROUP}, look: 0.02}}"
     strict = "{fn: shapes, mode: strict, weight: 0}"
     rewards = f"rewards={{people: {people}, strict: {strict}}}"
-    return load_config(name, [*SETTINGS, rewards, f"train.iterations={iterations}", *changes])
+    return load_config(name, [*SETTINGS, rewards, f"train.iterations={iterations}"])
 
 
-def train(only: Sequence[str], minutes: float) -> None:
+def train(only: Sequence[str], seeds: Sequence[int], minutes: float) -> None:
     """Train what the file has not, all rows with one seed before the next, until the time is
     over."""
     end = time.monotonic() + 60 * minutes
+    where = environment()  # before the file itself changes the tree
     _base()
-    for seed in SEEDS:
+    for seed in seeds:
         for row in only or ROWS:
             if time.monotonic() > end:
                 return
             if str(seed) not in _read()["rows"].get(row, {}):
                 print(f"== {row}, seed {seed}", flush=True)
-                _run(row, seed)
+                kept = _run(row, seed)
+                kept |= {"commit": where["commit"], "flowrl": where["flowrl"]}
+                _keep({"rows": {row: {str(seed): kept}}})
 
 
-def _run(row: str, seed: int) -> None:
-    """Train one run, and keep its curve over votes."""
+def _run(row: str, seed: int) -> Result:
+    """Train one run -> its curve over votes."""
     folder = RUNS / f"{ROWS[row][0].rpartition('/')[2]}-{seed}"
     votes = folder.with_name(f"{folder.name}-votes")
     config = config_of(row, votes).replace(seed=seed)
@@ -168,23 +172,30 @@ def _run(row: str, seed: int) -> None:
     curve = []
     for found in read_rows(folder, EVALS):
         curve.append([round(each * found["iteration"]), round(found["strict"], 6)])
-    where = environment()
-    kept = {"votes": counted, "curve": curve, "commit": where["commit"], "flowrl": where["flowrl"]}
-    result = _read()
-    result["rows"].setdefault(row, {})[str(seed)] = kept
-    write_json(FILE, result)
     shutil.rmtree(votes)
+    return {"votes": counted, "curve": curve}
 
 
 def _base() -> None:
     """Judge the base model, as it is and with guidance, once."""
-    result = _read()
-    if "base" in result:
+    if "base" in _read():
         return
+    scores = {}
     for key, changes in (("base", ()), ("guided", GUIDED)):
-        config = load_config(config_of("ZO-RankSGD", RUNS / "none"), list(changes))
-        result[key] = round(evaluate(Trainer(config).model, config)["rewards"]["strict"], 6)
-    write_json(FILE, result)
+        config = load_config(config_of("Diffusion-DPO, online", RUNS / "none"), list(changes))
+        scores[key] = round(evaluate(Trainer(config).model, config)["rewards"]["strict"], 6)
+    _keep(scores)
+
+
+def _keep(new: Result) -> None:
+    """Put scores or runs into the file, which other seeds may be writing, too."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with (RUNS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = _read()
+        for row, runs in new.pop("rows", {}).items():
+            result["rows"].setdefault(row, {}).update(runs)
+        write_json(FILE, {**result, **new})
 
 
 def _read() -> Result:
@@ -255,9 +266,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", choices=ROWS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, choices=SEEDS)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
     args = parser.parse_args()
-    train(args.only, args.minutes)
+    train(args.only, args.seeds, args.minutes)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,8 @@ ROW |= {"against_guidance": -0.01, "nfe": 64000.0, "iterations": 12.0, "seeds": 
         ),
         (
             {"on": "the test edits", "against_guidance": 0.05},
-            "`shapes/x`: +13.8 points (9.5 to 17.9, 3 seeds, 64,000 NFE) on the test edits.",
+            "`shapes/x`: +13.8 points (9.5 to 17.9, 3 seeds, 64,000 NFE) on the test edits; "
+            "+5.0 against\nguidance.",
         ),
         ({"config": "shapes/y"}, "Not measured on shapes."),
     ],

@@ -1,9 +1,11 @@
 """The judge that is included, scripts/judge, as the rewards ask it over HTTP; and one step of the
-method that trains on it."""
+methods that train on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import RunError
+from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, check_edits, draw_edits
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
@@ -22,8 +25,9 @@ from flowrl.training.trainer import Trainer
 from rewards._judge.ask import Judge
 from rewards.edit_verifier import KINDS as PRINCIPLES
 from rewards.edit_verifier import USUAL, edit_verifier
+from rewards.rubric import rubric
 from rewards.rubric.learn import ByJudge, Preferences
-from rewards.rubric.reward import Checks
+from rewards.rubric.reward import Checks, load_rubric
 
 OPTIONS: dict[str, Any] = {"retries": 0, "backoff": 0.01, "workers": 4, "max_failed": 0.0}
 EACH = 3
@@ -137,16 +141,36 @@ def test_it_proposes_what_the_better_image_keeps(url: str) -> None:
     assert sum("caption" in rule for rule in found) >= 4
 
 
+def test_the_shipped_rules_are_the_judges_and_put_right_scenes_first(url: str) -> None:
+    """Every rule is one that the judge can check; all with a positive weight are about the caption.
+    Right scenes of all tasks are ahead of those of other captions in nearly all cases."""
+    file = str(resource("assets/shapes-rubric/rubric.json"))
+    rules = load_rubric(Path(file))
+    assert {rule.text for rule in rules} <= module_of("judge", "scenes").RULES.keys()
+    assert all("caption" in rule.text for rule in rules if rule.weight > 0)
+    mine = [records[k] for k in (1, 4, 9) for records in all_records().values()]
+    prompts = [record["prompt"] for record in mine]
+    reward = rubric(file=file, url=url, **OPTIONS)
+    scores = []
+    for shown in (mine, [*mine[1:], mine[0]]):
+        meta: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
+        images, count = drawn(shown, 3), len(mine)
+        batch = RewardBatch(images, prompts, torch.arange(count), meta, torch.zeros(count))
+        scores.append(reward(batch))
+    assert float((scores[0] > scores[1]).double().mean()) > 0.85
+
+
 # ------------------------------------------------------------------------------------- the training
 
 
 @pytest.mark.integration
-def test_one_iteration_of_edit_r1_on_the_judge(url: str) -> None:
-    """Each edit was scored over HTTP, and the weights moved."""
+@pytest.mark.parametrize(("name", "reward"), [("edit_r1", "digit"), ("auto_rubric", "rules")])
+def test_one_iteration_on_the_judge(url: str, name: str, reward: str) -> None:
+    """Each image was scored over HTTP, and the weights moved."""
     small = ["train.prompts=2", "train.group=4", "train.warmup=0", "model.dtype=float32"]
-    changes = [*small, f"rewards.digit.url={url}", "eval.images=1"]
-    trainer = Trainer(load_config("shapes/edit_r1", changes))
+    changes = [*small, f"rewards.{reward}.url={url}", "eval.images=1"]
+    trainer = Trainer(load_config(f"shapes/{name}", changes))
     before = {name: p.detach().clone() for name, p in trainer.params.items()}
     metrics = trainer.step()
-    assert 0 <= metrics["reward/digit"] <= 1 and metrics["grad_norm"] > 0
+    assert math.isfinite(metrics[f"reward/{reward}"]) and metrics["grad_norm"] > 0
     assert any(not torch.equal(p, before[name]) for name, p in trainer.params.items())

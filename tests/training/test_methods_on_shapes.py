@@ -24,6 +24,7 @@ APART = (
     "shapes/adv_awm",
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
+    "shapes/auto_rubric",
     "shapes/ddrl",
     "shapes/dina_lrm",
     "shapes/diffusion_dpo_offline",

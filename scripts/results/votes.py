@@ -54,7 +54,7 @@ SEEDS, WRONG, RISE = (0, 1, 2), 0.2, 0.1
 GROUP, EVERY = 8, 4
 ROWS = {
     "ZO-RankSGD": ("shapes/zo_rank_sgd", 20),
-    "Diffusion-DPO, online": ("shapes/diffusion_dpo", 20),
+    "Diffusion-DPO, online": ("shapes/diffusion_dpo", 12),
 }
 """Row -> its config and iterations."""
 

@@ -139,7 +139,8 @@ def main() -> None:
     for pair in pairs:
         if pair not in done:
             done[pair] = trained(*pair)
-        write(found, [done[one] for one in pairs if one in done])
+        # what was drawn while there were fewer methods was drawn by the seed, too
+        write(found, [*done.values()])
 
 
 # ------------------------------------------------------------------------------------ the matrix

@@ -21,7 +21,7 @@ from flowrl.training.rehearsal import RehearsedIteration, check_plan
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 # what they train is not in the network
 NOISE = {f"shapes/{name}" for name in ("find", "find_own", "find_narrow", "zo_rank_sgd")}
-NOISE |= {"shapes/prior_grpo", "sd15/find"}
+NOISE |= {"shapes/prior_grpo", "sd15/find", "sd15/zo_rank_sgd"}
 
 
 class Row(NamedTuple):

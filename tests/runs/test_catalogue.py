@@ -65,7 +65,7 @@ def test_status_and_papers() -> None:
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent", "find_narrow"}
-    known |= {"slas", "norm_guard", "tdm_r1", "drm", "qwen_recipe"}
+    known |= {"slas", "norm_guard", "tdm_r1", "drm", "qwen_recipe", "mind_v", "auto_rubric"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -5,7 +5,7 @@ worlds as an OpenAI-compatible server of a vision-language model would.
     python scripts/judge/serve.py --port 8090 --model judge
 
 It sees the images that a request holds and reads its text, nothing else: no record, no verdict of
-a run. What it knows of edits is in edits.py, of scenes in scenes.py. It listens on this machine
+a run. What it knows of edits is in edits.py, of scenes in seen.py. It listens on this machine
 alone, and refuses what it cannot read with 400 and the reason, which a reward counts as no answer.
 """
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import edits
-import scenes
+import seen
 
 LONGEST = 8 * 2**20  # bytes of a request
 LARGEST = 1024  # pixels along a side of an image
@@ -84,9 +84,9 @@ def answered(body: Json) -> Json:
     parts = body["messages"][0]["content"]
     images = [pixels(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
     text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-    if scenes.PROPOSE.search(text):
-        return {"message": {"role": "assistant", "content": scenes.proposed(images, text)}}
-    said = edits.said(images, text) if len(images) == 2 else scenes.said(images, text)
+    if seen.PROPOSE.search(text):
+        return {"message": {"role": "assistant", "content": seen.proposed(images, text)}}
+    said = edits.said(images, text) if len(images) == 2 else seen.said(images, text)
     return likely(said)
 
 

@@ -157,7 +157,7 @@ def _compare(name: str) -> None:
 def add_to(file: Path, configs: Sequence[Any], **options: Any) -> None:
     """Compare configs by calls of the network into a file; what stands there beside stays."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    compare(configs, seconds=0, count="calls", out=file, **options)
+    compare(configs, seconds=0, out=file, **options)
     found = json.loads(file.read_text(encoding="utf-8"))
     write_json(file, {**found, **{key: kept[key] for key in kept if key not in found}})
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from adapterkit import Folders
     from exportkit import ExportedRun
+    from startkit import Starts
 
 pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
 
@@ -94,6 +95,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     from adapterkit import Folders  # only where it is asked for: it imports diffusers
 
     return Folders(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """Tiny pipelines whose prompts start from images, saved once for all tests of them."""
+    from startkit import Starts  # only where it is asked for: it imports diffusers
+
+    return Starts(tmp_path_factory.mktemp("starts"))
 
 
 @pytest.fixture(scope="session")

@@ -46,16 +46,22 @@ def _commit() -> str | None:
     root = checkout()
     if root is None or not (root / ".git").exists():
         return None
-    # the full hash, never a tag; "-dirty" at its end means uncommitted changes
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    command.append("--exclude=*")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
+    # the full hash; "-dirty" at its end means changes of more than the files of results, which a
+    # command that keeps what it measured changes itself
+    head = ["rev-parse", "HEAD"]
+    changes = ["status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS}"]
+    said = []
+    for words in (head, changes):
+        command = ["git", "-C", str(root), *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        said.append(done.stdout.strip())
+    return said[0] + ("-dirty" if said[1] else "")
 
 
+RESULTS = "assets/results"
 DISTRIBUTION = "flowrl-diffusion"
 COMMAND = "flowrl.__main__:command"
 EARLIER = {COMMAND, "flowrl.cli.main:command"}

@@ -33,6 +33,7 @@ from flowrl.models.tiny import save_tiny
 from flowrl.runs.train import train
 from flowrl.training.method import method_of
 from flowrl.training.parts.real_images import IMAGE
+from flowrl.training.parts.teachers import teachers_of
 from flowrl.training.rehearsal import check_plan
 
 SIDE = 64  # pixels of a rehearsed image
@@ -45,6 +46,10 @@ ACCELERATED = {"compile": False, "cuda_graphs": False, "quantize": "none", "atte
 BY_CALL = "pipeline"  # asked by its own call
 CUT = ("max_sequence_length",)  # of a call: the tokenizers know letters, so texts are long
 BLIND = ("shapes_edit",)  # without a network, but sees no difference where a random one drew
+UNTAUGHT = (
+    "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",
+    "credit={fn: group_norm}",
+)  # of a rehearsed teacher
 # so many prompts and images of each, the first that the method takes
 SIZES = ((2, 4), (2, 8), (4, 8), (2, 0), (0, 0))
 WORDS = ("a red square", "a blue circle", "a green triangle", "two yellow stars")
@@ -99,6 +104,12 @@ def rehearse(
         if adapter == BY_CALL and pipeline:
             changes += _small_call(whole, pipeline)
         changes += [*_small_lists(whole, folder), *_short_run(whole)]
+        if teachers_of(whole):
+            # one teacher of the same network, which a plain method trains, serves all prompts
+            plain = [*overrides, *changes, *UNTAUGHT]
+            train(_small_batch(source, plain, plugins)[0], folder / "teacher", quiet=quiet)
+            names = dict.fromkeys(teachers_of(whole), f"{folder / 'teacher'}")
+            changes.append(f"loss.teachers={json.dumps(names)}")
         config, stood_in = _small_batch(source, [*overrides, *changes], plugins)
         summary = train(config, folder / "run", quiet=quiet)
     return Rehearsal(summary, pipeline, stood_in, time.monotonic() - started)
@@ -164,7 +175,7 @@ def _small_lists(config: Config, folder: Path) -> list[str]:
 
 def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> None:
     """Let the records of an editing model whose images are not here start from a plain one, and
-    those of a method that trains on stored or real images have these."""
+    those of a method that trains on stored or real images have these; a teacher is named to all."""
     Image.new("RGB", (SIDE, SIDE), "white").save(file)
     method = method_of(config)
     if method.plan(0).stored is not None:
@@ -175,6 +186,8 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
     if "data" in needs_of(method.loss) | needs_of(method.kl):
         for record in records:
             record[IMAGE] = f"{file}"
+    for record in records if teachers_of(config) else ():
+        record.setdefault(config.loss.kwargs.get("by", "tag"), next(iter(teachers_of(config))))
     facts = facts_of(config)
     always = facts is not None and facts.sources == "always"
     if not always and not config.model.kwargs.get("sources"):

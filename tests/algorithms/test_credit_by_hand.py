@@ -3,7 +3,6 @@ what DDPO remembers of a prompt."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 from pathlib import Path
@@ -14,14 +13,11 @@ import pytest
 import torch
 from forests import by_hand, chain, comb, edges, rake, rewards, tree
 from groupkit import batch, drawn, images, visit
-from hypothesis import given
-from hypothesis import strategies as st
 from rolloutkit import run
 from toykit import axes, toy
 from toyscale import SETTING, TOY_SCALE
 from trainkit import halves, trainer_for
 
-from flowrl.algorithms.credit._chains import comb_of
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm, sibling_norm
 from flowrl.algorithms.credit.baselines import history_norm
 from flowrl.algorithms.credit.comparisons import (
@@ -33,7 +29,6 @@ from flowrl.algorithms.credit.comparisons import (
 from flowrl.algorithms.credit.single_draws import (
     _step_rewards,
     granular_norm,
-    turning_point,
     value_anchored,
 )
 from flowrl.algorithms.forest import (
@@ -101,15 +96,6 @@ def test_a_node_without_leaves_has_no_value_and_no_advantage() -> None:
     assert group_norm(value, leaf, nodes).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("options", [{}, {"ddof": 1, "eps": 1e-8}])
-def test_depth_norm_is_group_norm_on_chains(options: Any) -> None:
-    nodes, leaf = chain(2, 6, 3)
-    one, two = (f(torch.tensor(REWARD), leaf, nodes, **options) for f in (depth_norm, group_norm))
-    torch.testing.assert_close(one, two)
-    given_edges = depth_norm(torch.tensor(REWARD), leaf, nodes, log_prob=edges(nodes, 0), **options)
-    assert torch.equal(one, given_edges)  # the mean reads no log-prob
-
-
 TREE = tree(1, 1, 2, [0, 1])  # a root, two children, two leaves each
 PREVIEW = by_hand([-1, 0, 0, 1, 2, 1], [0, 1, 1, 2, 2, 2], [0.0, 1, 1, 1, 1, 0])
 
@@ -131,14 +117,6 @@ PREVIEW = by_hand([-1, 0, 0, 1, 2, 1], [0, 1, 1, 2, 2, 2], [0.0, 1, 1, 1, 1, 0])
 def test_small_forests(credit: Any, forest: Any, reward: list[float], expected: Any) -> None:
     weight = credit(torch.tensor(reward), forest[1], forest[0], ddof=1, eps=0)
     assert {v: float(weight[v]) for v in expected} == pytest.approx(expected, abs=1e-6)
-
-
-def test_an_ancestor_has_the_mean_advantage_of_its_leaves() -> None:
-    """Rewards 0, 0, 0, 4: z = -1/sqrt(3) three times and sqrt(3), so the second child has their
-    mean."""
-    weight = group_norm(torch.tensor([0.0, 0, 0, 4]), TREE[1], TREE[0], eps=0)
-    z = 1 / math.sqrt(3)
-    assert weight.tolist() == pytest.approx([0, -z, z, -z, -z, -z, 3 * z], abs=1e-6)
 
 
 # ---------------------------------------------------------------------------------- softmax fusion
@@ -219,30 +197,6 @@ def test_balance_keeps_as_many_of_both_signs(
     assert worth[:, 1].tolist() == expected
 
 
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.sampled_from([1, -1]), st.booleans())
-def test_increments_telescope_to_the_whole_gain(up: list[int], sign: int, strict: bool) -> None:
-    """Where rewards only rise, or fall: draw 1 is paid R_w - R_0, the others together R_w - R_1."""
-    path = sign * torch.tensor([[0.0, *itertools.accumulate(up)]])
-    got = _step_rewards(path, strict, False)[0]
-    assert float(got[0]) == float(path[0, -1])
-    assert float(got[1:].sum()) == float(path[0, -1] - path[0, 1])
-
-
-def test_an_unscored_image_takes_out_what_reads_it_only() -> None:
-    """Without R_2 draws 2 and 3 have no d, draw 4 no q before it; without R_0 or R_w all are 0."""
-    nodes, leaf = comb(1, 3, 6, 5)
-    found = comb_of("t", leaf, nodes, baseline=True)
-    for place, out in (
-        (found.seen[0, 1], [False, True, True, True, False]),
-        (found.start[0], [True] * 5),
-        (found.seen[0, -1], [True] * 5),
-    ):
-        reward = rewards(len(leaf), 7)
-        reward[place] = NAN
-        weight = turning_point(reward, leaf, nodes)[found.decision]
-        assert (weight[0] == 0).tolist() == out and bool((weight[1:] != 0).all())
-
-
 # --------------------------------------------------------------------------------- value anchored
 
 
@@ -276,17 +230,6 @@ def test_the_anchor() -> None:
     reward = torch.tensor([0.0, 1, 0, 1])
     got = value_anchored(reward, leaf, nodes, gamma=0.0, k=0.5, eps=0.0)[nodes.std > 0]
     assert got.tolist() == pytest.approx([-1, 1.5, -1, 1.5])
-
-
-def test_terminal_reward_alone_is_grpo() -> None:
-    """k 0, gamma 1, previews worth 0: Q is constant along the chain and w = 1."""
-    nodes, leaf = comb(2, 5, 6, 4, baseline=False)
-    final = rewards(10, 3)
-    reward = torch.cat([torch.zeros(len(leaf) - 10), final])
-    weight = value_anchored(reward, leaf, nodes, k=0.0, gamma=1.0)
-    plain, plain_leaf = chain(2, 5, 4)
-    expected = group_norm(final, plain_leaf, plain)
-    torch.testing.assert_close(weight[nodes.std > 0], expected[plain.std > 0])
 
 
 # ------------------------------------------------------------------------------------------ errors

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sigmakit import dynamic_grid, static_grid
 from torch import Tensor
@@ -45,16 +45,6 @@ def test_full() -> None:
     assert noisy(full(9, steps=4, noise_scale=0.7, ode_last=1)) == [0, 1, 2]
     assert noisy(full(0, steps=4, noise_scale=0.0)) == []
     assert steps_of(full(0, steps=1, noise_scale=0.5)) == [(0.5, 1, 1, 0, 1)]
-
-
-def test_sliding_window_of_the_shipped_mixgrpo_run() -> None:
-    """300 iterations, 25 steps, size 4, every 25: the code's start is floor(iteration / 25), no
-    roll-back."""
-    for i in range(300):
-        first = i // 25
-        assert noisy(sliding_window(i, steps=25, noise_scale=0.7, size=4)) == [
-            *range(first, first + 4)
-        ]
 
 
 def test_sliding_window_rolls_back_or_stays() -> None:
@@ -230,28 +220,6 @@ def test_plans_that_cannot_be_read_name_the_numbers(make: Any, words: list[str])
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_a_possible_window_always_has_its_size(data: st.DataObject) -> None:
-    steps = data.draw(st.integers(3, 30))
-    spare = data.draw(st.integers(0, 2))
-    size = data.draw(st.integers(1, steps - spare))
-    start = data.draw(st.integers(0, steps - spare - size))
-    stride, every, iteration = (data.draw(st.integers(low, 50)) for low in (0, 1, 0))
-    plan = sliding_window(
-        iteration,
-        steps=steps,
-        noise_scale=0.5,
-        size=size,
-        start=start,
-        stride=stride,
-        every=every,
-        spare=spare,
-    )
-    where = noisy(plan)
-    assert where == list(range(where[0], where[0] + size)) and where[-1] < steps - spare
-
-
 def test_fork_draws_siblings_at_one_step_inside_the_range() -> None:
     options: dict[str, Any] = {"steps": 6, "noise_scale": 0.5, "branch": 4, "low": 1, "high": 4}
     starts = set()
@@ -332,24 +300,6 @@ def test_every_pace_against_a_counter(start: int, stride: int, last: int, roll_b
         assert starts(400, every=10, pace=pace, steps=last + 4, **options) == wanted, pace
 
 
-@given(st.data())
-def test_a_pace_of_one_iteration_is_the_same_for_all(data: st.DataObject) -> None:
-    """Nothing can decay below 1; the closed form of the constant pace is that of division by
-    `every`."""
-    last = data.draw(st.integers(0, 30))
-    start, stride = data.draw(st.integers(0, last)), data.draw(st.integers(1, 8))
-    every, iteration = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 5000))
-    options: dict[str, Any] = {"start": start, "stride": stride, "last": last, "roll_back": True}
-    options["steps"] = last + 4
-    moves, before, round_ = iteration // every, (last - start) // stride + 1, last // stride + 1
-    want = start + moves * stride if moves < before else (moves - before) % round_ * stride
-    assert _window_start(iteration, every=every, **options) == want
-    paces: list[Pace] = ["constant", "linear", "exponential"]
-    assert {_window_start(iteration // every, every=1, pace=pace, **options) for pace in paces} == {
-        want
-    }
-
-
 def test_the_knobs_of_the_exponential_pace() -> None:
     """decay 0 never shortens a stay; a large one leaves 1 iteration from the step after `hold` on,
     never 0."""
@@ -417,18 +367,6 @@ def test_places_between(
     model, at = (torch.tensor(row, dtype=torch.float64) for row in (sigmas, places))
     got = read_sigma_grid(model, SigmaGrid(len(model) - 1, at, shift))
     assert got.tolist() == pytest.approx(expected, abs=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [  # 25 steps, window 0 to 3, ratio 0.4: 4 + 7 steps, those behind it of 3 model steps each
-        ((25, 3, 0.4), [0, 1, 2, 3, 4, 7, 10, 13, 16, 19, 22, 25]),
-        ((6, 2, 0.5), [0, 1, 2, 3, 6]),  # int(4 * 0.5) = 2 points: straight to the end
-        ((6, 2, 1.0), [0, 1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_places_of_flash(numbers: tuple[int, int, float], expected: list[int]) -> None:
-    assert flash_places(*numbers).tolist() == expected
 
 
 @given(st.integers(2, 200), st.data())

@@ -61,26 +61,6 @@ def test_level_zero_is_the_euler_ode_to_the_bit(model: FlowModel, transition: Tr
     assert ro.tree.step.tolist() == [0] * 6 + [6] * 6
 
 
-@pytest.mark.parametrize("transition", TRANSITIONS)
-def test_noise_that_is_too_small_to_matter_takes_the_same_path(transition: Transition) -> None:
-    """With std 1e-6 the stochastic branch of the engine must land next to the deterministic one."""
-    small, ode = (run(full(0, steps=6, noise_scale=a), transition) for a in (1e-6, 0.0))
-    torch.testing.assert_close(small.x[small.leaf], ode.x[ode.leaf], atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("splits", "nodes", "edges"),
-    [([0, 3, 6, 9], 203, 218), ([0, 4, 8, 12], 169, 184), ([0, 5, 10, 15], 135, 150)],
-)
-def test_branchgrpo_tree_counts(splits: list[int], nodes: int, edges: int) -> None:
-    """Reference counts for 20 steps and 16 leaves; one network call per step for the frontier."""
-    ro, counting = counted(tree(0, steps=20, noise_scale=0.3, splits=splits), group_size=1)
-    assert (counting.nodes, counting.calls) == (3 * nodes, 20)
-    assert int((ro.tree.parent >= 0).sum()) == int((ro.tree.std > 0).sum()) == 3 * edges
-    assert len(ro.leaf) == 3 * 16
-    assert len(decision_nodes(ro)) == 3 * (edges - 16)  # those of the last step are not trained
-
-
 @pytest.mark.parametrize("store", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("micro_batch", [None, 4, 1])
 @pytest.mark.parametrize("transition", TRANSITIONS)
@@ -310,20 +290,15 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("transition", [dance_sde, flow_sde, cps])
-def test_every_plan_is_a_sound_forest_costs_what_is_counted_and_has_ratio_one(
-    name: str, transition: Transition
-) -> None:
-    ro, model = counted(PLANS[name], transition)
+def test_every_plan_is_a_sound_forest_costs_what_is_counted_and_has_ratio_one(name: str) -> None:
+    ro, model = counted(PLANS[name])
     check_forest(ro)
     one = counts(PLANS[name])
     assert model.nodes == 6 * one.nfe and len(ro.leaf) == 6 * one.leaves  # 3 prompts x 2 roots
     trained = decision_nodes(ro)
-    assert len(trained) <= 6 * one.decisions  # cps may have std 0 at the last step
-    if transition is dance_sde:
-        assert len(trained) == 6 * one.decisions
-        assert len(ro.tree.parent[trained].unique()) == 6 * one.states
-    assert float((ratios(LinearFlow(), ro, transition) - 1).abs().max()) < 1e-5
+    assert len(trained) == 6 * one.decisions
+    assert len(ro.tree.parent[trained].unique()) == 6 * one.states
+    assert float((ratios(LinearFlow(), ro, dance_sde) - 1).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -390,15 +365,6 @@ def test_a_combs_baseline_is_the_ode_from_the_same_noise() -> None:
     options: dict[str, Any] = {"sigmas": ro.sigmas, "shape": SHAPE, "group_size": 2}
     x0 = sample_ode(model, model.encode(PROMPTS), generators=seeds(0, 1, 2), **options)
     assert torch.equal(ro.x[below_root], x0)
-
-
-def test_without_noise_every_preview_of_a_comb_is_the_baseline() -> None:
-    """As the level goes to 0 all rewards of a chain agree, so that no draw gets credit."""
-    ro = run(COMB._replace(noise=COMB.noise * 2e-6), group_size=1)
-    for prompt in range(3):
-        mine = ro.x[ro.leaf[ro.tree.group[ro.leaf] == prompt]]
-        assert len(mine) == 5
-        torch.testing.assert_close(mine, mine[:1].expand_as(mine), atol=1e-4, rtol=0)
 
 
 # ------------------------------------------------------------------------------ noise of siblings

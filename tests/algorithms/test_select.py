@@ -53,17 +53,6 @@ def by_root(ro: Rollout, nodes: list[int]) -> dict[int, list[int]]:
 # ----------------------------------------------------------------------------------------- fraction
 
 
-def test_dance_trains_nine_of_sixteen_steps() -> None:
-    """int((N - 1) 0.6) per sample for DanceGRPO's N = 16; each sample has an order of its own."""
-    ro = forest([1] * 16, groups=[0] * 5 + [1] * 5)
-    chosen = by_root(ro, kept(fraction(choose(ro), share=0.6)))
-    assert [len(nodes) for nodes in chosen.values()] == [9] * 10
-    kinds = set()
-    for nodes in chosen.values():
-        kinds.add(tuple(step_of(ro, v) for v in nodes))
-    assert len(kinds) > 1
-
-
 def test_fraction_is_uniform_and_repeatable() -> None:
     """1000 samples: each of 9 steps is trained in 5/9 of them, ± 4 standard errors (0.063); same
     seed, same choice."""
@@ -91,17 +80,6 @@ def test_fraction_counts_on_any_forest(ro: Rollout, share: float, seed: int) -> 
 
 
 # ---------------------------------------------------------------------------------------- best of n
-
-
-def test_best_of_24_keeps_four_best_and_four_worst() -> None:
-    """DanceGRPO's numbers. Rewards are a permutation of 0 ... 23, so ranks are known; weights by
-    group_norm."""
-    ro = forest([1, 1, 1, 0], groups=[0] * 24 + [1] * 24)
-    reward = torch.randperm(24, generator=torch.Generator().manual_seed(0)).float().repeat(2)
-    weight = group_norm(reward, ro.leaf, ro.tree)
-    factor = best_of_n(choose(ro, weight=weight), top=4, bottom=4)
-    wanted = [root for root in range(48) if reward[root] < 4 or reward[root] > 19]
-    assert {r: len(v) for r, v in by_root(ro, kept(factor)).items()} == dict.fromkeys(wanted, 3)
 
 
 def test_ties_go_by_leaf_order() -> None:
@@ -176,14 +154,6 @@ def test_equal_weights_keep_the_noisier_half_of_a_branch() -> None:
     weight = group_norm(torch.tensor([0.0, 1.0]), ro.leaf, ro.tree)
     chosen = kept(width_pruning(choose(ro, weight=weight), mode="per_branch", share=0.5))
     assert [int(ro.tree.step[v]) for v in chosen] == [1, 2, 2, 3, 3]
-
-
-def test_the_published_tree_keeps_138_of_218_draws() -> None:
-    """58 up to the split and 5 of the 10 behind each of its 16 draws. Of equal advantages the
-    noisier 5, so all 138 are trained here too."""
-    ro = forest(SPLITS)
-    weight = group_norm(torch.arange(16.0), ro.leaf, ro.tree)
-    assert len(kept(width_pruning(choose(ro, weight=weight), mode="per_branch", share=0.5))) == 138
 
 
 def test_a_rake_has_no_draw_behind_its_last_split() -> None:
@@ -495,19 +465,6 @@ def test_a_run_trains_the_prompts_of_the_band_alone(tmp_path: Path) -> None:
         Trainer(toy(tmp_path, *changes, far)).step()
 
 
-@pytest.mark.parametrize("branch", [[1] * 17, [1] * 16 + [0]])
-def test_published_chunks_on_chains(branch: list[int]) -> None:
-    """17 steps, 16 of them trained whether or not the last has noise, in chunks of 2, 3, 4, 7
-    (Chunk-GRPO)."""
-    ro = forest(branch, groups=[0, 0, 1])
-    segment = fixed(ro, sizes=[2, 3, 4, 7])
-    heads = [0] * 2 + [2] * 3 + [5] * 4 + [9] * 7
-    for root in range(3):
-        mine = [v for v in draws(ro) if path(ro, v)[-1] == root]
-        assert segment[mine].tolist() == [mine[head] for head in heads]
-    assert (segment >= 0).nonzero().flatten().tolist() == draws(ro)
-
-
 @pytest.mark.parametrize(
     ("branch", "sizes", "places"),
     [  # place among the draws of the head of each draw's segment, by hand
@@ -531,13 +488,6 @@ def test_a_step_that_others_train_is_a_boundary() -> None:
     tree = by_hand(parent, step, [0.0, 1, 0, 1, 0, 0, 0, 1, 0])
     mixed = ro._replace(tree=tree, x=torch.ones(9, 1), leaf=torch.tensor([4, 8]))
     assert fixed(mixed, sizes=[3]).tolist() == [-1, 1, -1, 3, -1, -1, -1, 7, -1]
-
-
-def test_previews_are_no_forks() -> None:
-    """Leaves that hang under the draws of a chain do not cut it."""
-    ro = forest([1, 1, 1, 0], previews=True)
-    made = draws(ro)
-    assert len(ro.leaf) == 4 and fixed(ro, sizes=[3])[made].tolist() == [made[0]] * 3
 
 
 @settings(deadline=None, max_examples=80)

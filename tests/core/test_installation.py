@@ -34,7 +34,7 @@ def test_environment_is_plain_and_names_nobody(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: `git rev-parse` in a checkout of one empty commit."""
+    """Oracle: `git rev-parse` in a checkout of one commit."""
 
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -46,8 +46,18 @@ def test_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "checkout", lambda: tmp_path)
     assert environment()["commit"] is None
     git("init", "-q", ".")
-    git("commit", "-q", "--allow-empty", "-m", "x")
-    assert environment()["commit"] == git("rev-parse", "HEAD")
+    for name in ("code.py", "assets/results/kept.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    head = git("rev-parse", "HEAD")
+    assert environment()["commit"] == head
+    # a command may keep what it measured in a file of results, which is no change of the code
+    (tmp_path / "assets/results/kept.json").write_text("2")
+    assert environment()["commit"] == head
+    (tmp_path / "code.py").write_text("2")
+    assert environment()["commit"] == f"{head}-dirty"
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -357,8 +357,9 @@ def test_a_process_that_is_gone_is_one_message(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.integration
 def test_two_machines_make_the_run_of_one(tmp_path: Path) -> None:
-    """Each is started by its own torchrun, in a folder of its own with its own config and prompts:
-    weights, metrics and evaluations are those of one process, and only the first machine writes."""
+    """Each in a folder of its own with its own config and prompts, told what torchrun tells it
+    (which tests/runs/test_launched.py starts): weights, metrics and evaluations are those of one
+    process, and only the first machine writes."""
     for name in ("one", "first", "second"):
         (tmp_path / name).mkdir()
     assert commanded(command(tmp_path / "one", "run"))["code"] == 0
@@ -369,7 +370,7 @@ def test_two_machines_make_the_run_of_one(tmp_path: Path) -> None:
         for f, words in zip(folders, (first, second), strict=True)
     )
     assert here == there  # names of files are those of the machine that they are read on
-    ends = run_nodes(folders, "flowrl", *here)
+    ends = run_nodes(folders, "-m", "flowrl", *here)
     assert [code for code, _ in ends] == [0, 0], ends
     one, run = tmp_path / "one" / "run", folders[0] / "run"
     same_rows(one, run, "metrics.jsonl")

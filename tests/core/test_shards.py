@@ -30,6 +30,8 @@ SHARDED = (
     "optimizer.lr=1e-3",
     "train.prompts=2",
     "train.micro_batch=2",
+    "eval={steps: 2, images: 1}",
+    "samples.prompts=1",
     "select={fn: fraction, share: 0.5}",
     "train.iterations=2",
     "checkpoint.every=1",
@@ -64,7 +66,8 @@ def groups_command(folder: Path, run: str) -> list[str]:
 def experts_command(folder: Path, run: str) -> list[str]:
     """Train both experts of a tiny Wan 2.2, for images."""
     options = f"path: {folder}/wan, frames: 1, max_sequence_length: 8, tune: full, guidance: 2.0"
-    return command(folder, run, f"model={{fn: wan, {options}}}", *SHARDED, "train.micro_batch=1")
+    small = ("train.micro_batch=1", "train.group=2")
+    return command(folder, run, f"model={{fn: wan, {options}}}", *SHARDED, *small)
 
 
 def context_command(folder: Path, run: str, runtime: str) -> list[str]:
@@ -72,8 +75,8 @@ def context_command(folder: Path, run: str, runtime: str) -> list[str]:
     itself, and does not make much of rounding where it is near 0."""
     options = f"path: {folder}/wan, frames: 5, max_sequence_length: 8, guidance: 2.0"
     model = f"model={{fn: wan, {options}, tune: full, runtime: {runtime}}}"
-    judged = ("rewards.red.frames=mean", "rewards.strict.frames=mean")
-    return command(folder, run, model, *SHARDED, *judged, "optimizer.lr=0.3", "optimizer.eps=1.0")
+    more = ("rewards.red.frames=mean", "rewards.strict.frames=mean", "train.group=2")
+    return command(folder, run, model, *SHARDED, *more, "optimizer.lr=0.3", "optimizer.eps=1.0")
 
 
 def stopped(run: Path, name: str) -> Path:

@@ -29,7 +29,6 @@ from scipy import ndimage
 from torch import Tensor
 
 from flowrl.core.errors import DataError
-from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes import detect as detect_module
 from flowrl.evaluation.suites.shapes.checker import check, judge_detections, offsets, rules
 from flowrl.evaluation.suites.shapes.detect import detect, has_corners
@@ -42,13 +41,12 @@ from flowrl.evaluation.suites.shapes.scene import (
     Scenes,
     render,
 )
-from rewards.shapes import shapes
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_agrees_with_layouts(task: str) -> None:
     """Truth: GenEval's rules on the layout, written a second time in the kit."""
-    found = checkerkit.measure(task, scenes=150, seed=7)
+    found = checkerkit.measure(task, scenes=100, seed=7)
     assert min(found[f"{kind}_agreement"] for kind in ("own", "random", "near")) >= 0.99
     assert found["near_false_accepts"] == found["random_false_accepts"] == 0
 
@@ -310,10 +308,6 @@ def test_every_field_is_that_of_one_look(
         assert one is not None and parts is not None and np.array_equal(one, parts), name
 
 
-def test_no_images() -> None:
-    assert len(detect(torch.zeros(0, 3, 64, 64)).number) == 0
-
-
 FINE = 8  # a polygon's pixel is the mean of so many points each way
 
 
@@ -396,16 +390,6 @@ def test_flaws_have_to_be_looked_for() -> None:
     """A verdict on detections that were made without looking for flaws would let them pass."""
     with pytest.raises(DataError, match="find_flaws=True"):
         judge_detections(detect(paint((mask("circle", 32, 32, 11), "red"))), [record_of("circle")])
-
-
-def test_the_reward_scores_it() -> None:
-    """A right image, a square for a circle, and a hexagon for a circle."""
-    images = torch.cat(
-        [paint((mask(kind, 32, 32, 11), "red")) for kind in ("circle", "square")]
-        + [paint((polygon(6, 11, 0.2), "red"))]
-    )
-    batch = RewardBatch(images, [""] * 3, torch.zeros(3), [record_of("circle")] * 3, torch.zeros(3))
-    assert shapes(mode="strict")(batch).tolist() == [1, 0, 0]
 
 
 def test_harmonics_of_a_wavy_disk() -> None:

@@ -25,18 +25,20 @@ def run_pair(*command: str) -> list[tuple[int, str]]:
 
     Where one ends with an error, the other would wait for it: it is stopped after a while.
     """
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
-    ranks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    return run_both([[*command]] * 2, ranks)
+    return run_both([[*command]] * 2, ranks((0, 1)))
 
 
 def run_nodes(folders: Sequence[Path], *command: str) -> list[tuple[int, str]]:
-    """Run a module in two processes that believe to be on two machines, each started by a
-    `torchrun` of its own in a folder of its own -> exit code and stderr of each."""
-    launch = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    launch += ["--master-addr", "127.0.0.1", "--master-port", free_port()]
-    commands = [[*launch, "--node-rank", str(rank), "-m", "--", *command] for rank in range(2)]
-    return run_both(commands, [{}, {}], folders)
+    """Run a command in two processes that believe to be on two machines, the first of each, in
+    folders of their own -> exit code and stderr of each."""
+    return run_both([[*command]] * 2, ranks((0, 0)), folders)
+
+
+def ranks(local: tuple[int, int]) -> list[dict[str, str]]:
+    """Return what `torchrun` tells each of two processes, whose ranks on their machines these
+    are."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    return [shared | {"RANK": str(n), "LOCAL_RANK": str(own)} for n, own in enumerate(local)]
 
 
 def free_port() -> str:

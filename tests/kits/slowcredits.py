@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
+import torch
 from forests import Forest
 from torch import Tensor
 
@@ -50,12 +51,15 @@ def samples(forest: Forest, reward: Tensor) -> list[Sample]:
     return out
 
 
-def standard(rows: Rows, eps: float, ddof: int) -> dict[int, float]:
-    """Z-score each row; a NaN counts in no mean and gets 0 -> {node: z}."""
+def standard(rows: Rows, eps: float, ddof: int, std: str = "group") -> dict[int, float]:
+    """Z-score each row; a NaN counts in no mean and gets 0 -> {node: z}. std "global": by the
+    spread of all rows together."""
     out = {}
+    everything = [value for row in rows.values() for value in row.values()]
     for row in rows.values():
         known = [value for value in row.values() if not math.isnan(value)]
-        spread = (stdev(known) if ddof else pstdev(known)) if len(known) > ddof else 0.0
+        wide = [v for v in everything if not math.isnan(v)] if std == "global" else known
+        spread = (stdev(wide) if ddof else pstdev(wide)) if len(wide) > ddof else 0.0
         for node, value in row.items():
             gap = 0.0 if math.isnan(value) else value - fmean(known)
             out[node] = gap / (spread + eps) if gap else 0.0
@@ -105,17 +109,33 @@ def fused_below(forest: Forest, value: Tensor, log_prob: Tensor, temperature: fl
 # -------------------------------------------------------------------------------------- credits
 
 
-def slow_group(forest: Forest, reward: Tensor, *, eps: float, ddof: int) -> list[float]:
+def slow_group(
+    forest: Forest, reward: Tensor, *, eps: float, ddof: int, std: str = "group"
+) -> list[float]:
     """Z-score a prompt's images; a node has the mean of its leaves."""
     tree, leaf = forest
     rows: Rows = {}
     for node, value in zip(leaf.tolist(), reward.tolist(), strict=True):
         rows.setdefault(int(tree.group[node]), {})[node] = value
-    z = standard(rows, eps, ddof)
+    z = standard(rows, eps, ddof, std)
     scored = reward.double()
     for place, node in enumerate(leaf.tolist()):
         scored[place] = math.nan if math.isnan(scored[place]) else z[node]
     return [0.0 if math.isnan(value) else value for value in mean_below(forest, scored)]
+
+
+def slow_best_worst(forest: Forest, reward: Tensor) -> list[float]:
+    """Diffusion-DPO: 1 for a prompt's first best image and -1 for its first worst, if they differ;
+    a node has the mean of its leaves."""
+    tree, leaf = forest
+    sign, scores = [0.0] * len(leaf), reward.tolist()
+    for g in set(tree.group.tolist()):
+        mine = [i for i, node in enumerate(leaf.tolist()) if tree.group[node] == g]
+        mine = [i for i in mine if not math.isnan(scores[i])]
+        best, worst = (f(mine, key=scores.__getitem__, default=0) for f in (max, min))
+        if mine and scores[best] > scores[worst]:
+            sign[best], sign[worst] = 1.0, -1.0
+    return mean_below(forest, torch.tensor(sign))
 
 
 def slow_nodes(

@@ -28,7 +28,8 @@ def kernels(model: Any) -> tuple[Tensor, dict[str, Tensor], set[str]]:
     return v.detach(), found, noted.seen
 
 
-@pytest.mark.parametrize("fn", ADAPTERS)
+# each class of network once; SDXL's is that of Stable Diffusion 1, klein's that of FLUX.2
+@pytest.mark.parametrize("fn", sorted({*ADAPTERS} - {"sdxl", "flux2_klein"}))
 def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
     """By torch's names of the kernels; set_attention_backend reaches FLUX alone.
 

@@ -40,47 +40,61 @@ def pair(folders: Folders, name: str, scale: float, **how: Any) -> tuple[Any, An
     return model, plain
 
 
-@pytest.mark.parametrize(("name", "kinds"), [("sd3 long", 3), ("flux", 4)])
+@pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.parametrize(("name", "kinds", "graphs"), [("sd3 long", 3, False), ("flux", 4, True)])
 def test_compilations_are_few_whatever_the_sizes(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, name: str, kinds: int
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, name: str, kinds: int, graphs: bool
 ) -> None:
-    """A back end that compiles nothing counts what it is asked for.
+    """A back end that compiles nothing counts what it is asked for, and how.
 
     SD3.5: the block with a second attention, the two after it, the last. FLUX: the first block,
     whose input needs no gradient since nothing before it is trained, the second, the two single
-    ones. UNets are compiled by the same call as FLUX.
+    ones. UNets are compiled by the same call as FLUX. No block's output outlives a call: that of
+    the network is made outside of the blocks, so a graph that writes over its own leaves it alone.
     """
-    asked: list[int] = []
+    asked: list[dict[str, Any]] = []
+    made: list[Tensor] = []
 
-    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        asked.append(len(inputs))
+    def note(graph: torch.fx.GraphModule, _: Any, **how: Any) -> Callable[..., Any]:
+        asked.append(how)
         return graph.forward
 
-    monkeypatch.setattr(runtime, "COMPILER", count)
+    def keep(_: nn.Module, __: Any, found: Any) -> None:
+        made.extend(found if isinstance(found, tuple) else [found])
+
+    monkeypatch.setattr(runtime, "COMPILER", note)
     # another back end adds neither a compilation nor a break in the graph
     attention = "_native_math" if name == "sd3 long" else "native"
-    model, plain = pair(folders, name, 0.05, attention=attention)
+    model, plain = pair(folders, name, 0.05, attention=attention, cuda_graphs=graphs)
+    for block in model.network.modules():
+        if getattr(block, "_compiled_call_impl", None) is not None:
+            block.register_forward_hook(keep)
     for size, height, width in [(5, 48, 32), (7, 48, 64)]:
+        made.clear()
         with torch.no_grad():
             sampled_v = velocity(model, size, height, width)
-        assert len(asked) == kinds, (size, height, width)
+        places = {one.untyped_storage().data_ptr() for one in made if one is not None}
+        assert places and sampled_v.untyped_storage().data_ptr() not in places
         trained, expected = (velocity(m, size, height, width) for m in (model, plain))
         assert not sampled_v.requires_grad and trained.requires_grad
         assert torch.equal(sampled_v, trained)  # one graph for both
         torch.testing.assert_close(trained, expected, rtol=0, atol=1e-5)
         assert len(asked) == kinds, (size, height, width)
-    grads = gradients(model, velocity(model, 3, 48, 32).square().sum())
-    for key, grad in gradients(plain, velocity(plain, 3, 48, 32).square().sum()).items():
+    assert all(how == ({"mode": "reduce-overhead"} if graphs else {}) for how in asked)
+    grads = gradients(model, trained.square().sum())
+    for key, grad in gradients(plain, expected.square().sum()).items():
         atol = 1e-5 * float(grad.abs().max()) + 1e-7
         torch.testing.assert_close(grads[key], grad, rtol=1e-4, atol=atol)
 
 
 @pytest.mark.integration
-def test_inductor(folders: Folders) -> None:
+def test_inductor(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real compilation of one block: ratio 1, weights that take effect, and snapshots, too.
 
-    torch compiles some 20 kernels for it; 6 image tokens, as 4 would be taken for the batch.
+    torch compiles some 20 kernels for it, here without vectors, whose headers take the time;
+    6 image tokens, as 4 would be taken for the batch.
     """
+    monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 1)
     model, plain = pair(folders, "sd3 short", 0.1, checkpointing=True)
     assert model.network.transformer_blocks[0]._compiled_call_impl is not None  # nn.Module's mark
     v, expected = velocity(model, 4, 48, 32), velocity(plain, 4, 48, 32)
@@ -132,37 +146,6 @@ def test_graphs_need_cuda_and_compiled_blocks(folders: Folders) -> None:
         folders.load("sd3 short", lora=LORA, runtime=GRAPHS)
     with pytest.raises(ConfigError, match="cuda_graphs: are of compiled blocks, so it needs compi"):
         folders.load("sd3 short", runtime={"cuda_graphs": True})
-
-
-@pytest.mark.usefixtures("on_the_cpu")
-@pytest.mark.parametrize("name", ["sd3 short", "flux"])
-@pytest.mark.parametrize("graphs", [False, True])
-def test_torch_is_asked_for_graphs(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, name: str, graphs: bool
-) -> None:
-    """By what torch.compile hands on to a back end. No block's output outlives a call: that of the
-    network is made outside of the blocks, so a graph that writes over its own leaves it alone."""
-    asked: list[dict[str, Any]] = []
-    made: list[Tensor] = []
-
-    def note(graph: torch.fx.GraphModule, _: Any, **how: Any) -> Callable[..., Any]:
-        asked.append(how)
-        return graph.forward
-
-    monkeypatch.setattr(runtime, "COMPILER", note)
-    model = folders.load(name, lora=LORA, runtime=GRAPHS | {"cuda_graphs": graphs})
-
-    def keep(_: nn.Module, __: Any, found: Any) -> None:
-        made.extend(found if isinstance(found, tuple) else [found])
-
-    for block in model.network.modules():
-        if getattr(block, "_compiled_call_impl", None) is not None:
-            block.register_forward_hook(keep)
-    with torch.no_grad():
-        v = velocity(model, 2, 48, 32)
-    assert asked and all(how == ({"mode": "reduce-overhead"} if graphs else {}) for how in asked)
-    places = {one.untyped_storage().data_ptr() for one in made if one is not None}
-    assert places and v.untyped_storage().data_ptr() not in places
 
 
 def test_a_step_ends_when_no_gradient_is_waiting(

@@ -19,32 +19,21 @@ IDLE = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.norm_
 # and in Qwen-Image's what is made of the text after its attention
 IDLE_QWEN = ("transformer_blocks.1.attn.to_add_out", "transformer_blocks.1.txt_mlp")
 VAGUE = {"dtype": "bfloat16"}
-# pipeline, options, transition, noise scale
+# pipeline, options, transition, noise scale: each network once, guided or not, and what is told
+# apart below it: a short dtype, full tuning, v, and first levels of 1 and .999999
 RATIOS: list[tuple[str, dict[str, Any], Any, float]] = [
-    ("sd3", {}, cps, 0.7),
-    ("sd3", {"tune": "full"}, cps, 0.7),
     ("sd3", VAGUE, cps, 0.7),
     ("sd3", {"guidance": 3.0}, flow_sde, 0.7),
-    ("sd3.5", {}, flow_sde, 0.7),
-    ("flux", {}, cps, 0.6),
-    ("flux", {"tune": "full"}, flow_sde, 0.7),
+    ("sd3.5", {"tune": "full"}, flow_sde, 0.7),
     ("flux", {"true_cfg_scale": 3.0, "guidance": 2.0}, cps, 0.6),
-    ("flux", VAGUE, cps, 0.6),
     ("flux", VAGUE | {"tune": "full"}, cps, 0.6),
-    ("flux schnell", {}, cps, 0.6),
     ("sd15", {"guidance": 3.0}, ddim, 1.0),
     ("sd15", {}, dance_sde, 0.3),
     ("sd15 v", {"guidance": 3.0}, ddim, 0.5),
-    ("sd15 zero", {"guidance": 3.0}, ddim, 1.0),
     ("sd15 zero", {}, flow_sde, 0.7),
-    ("sd15 zero", {"guidance": 3.0}, cps, 0.8),
     ("sdxl", {"guidance": 3.0}, ddim, 1.0),
-    ("sdxl", {}, ddim, 1.0),
-    ("wan", {}, flow_sde, 0.7),  # from a first sigma of .999999
-    ("wan", {"guidance": 3.0}, cps, 0.7),
-    ("wan", VAGUE, cps, 0.7),
+    ("wan", {"guidance": 3.0}, cps, 0.7),  # from a first sigma of .999999
     ("wan ti2v", {}, flow_sde, 0.7),
-    ("qwen_image", {"guidance": 4.0}, flow_sde, 0.7),
     ("qwen_image", VAGUE | {"guidance": 4.0}, cps, 0.7),
     ("z_image", {"guidance": 4.0, "cfg_normalization": 1.0}, flow_sde, 0.7),
     ("flux2", VAGUE, cps, 0.7),
@@ -69,9 +58,8 @@ def test_the_ratio_is_1_before_the_first_update(
         log_prob = score_draws(model, batch, transition).log_prob
         assert torch.equal(log_prob, batch.old_log_prob) and log_prob.requires_grad
     for size in (1, 3, 12):
-        for part in nodes.split(size):
-            gap = ratio_gap(model, ro, part, transition)
-            assert gap < (0.1 if "dtype" in options else 1e-5), size
+        gap = ratio_gap(model, ro, nodes[:size], transition)
+        assert gap < (0.1 if "dtype" in options else 1e-5), size
     # the last step of some adds no noise at sigma 0
     clean = float(ro.sigmas[-1]) == 0 and transition in (ddim, cps)
     assert len(nodes) == 4 * (3 if clean else 4)

@@ -121,7 +121,11 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+# each class of network once; SDXL's is that of Stable Diffusion 1, klein's that of FLUX.2
+NETWORKS = [name for name in CASES if name not in ("sdxl", "flux2_klein")]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -254,7 +258,10 @@ def test_targets_and_layers_by_name(folders: Folders, name: str) -> None:
             folders.load(name, **options)
 
 
-@pytest.mark.parametrize("tune", ["lora", "full"])
+SHORT = [(name, "lora") for name in NETWORKS] + [("sd3", "full"), ("flux", "full"), ("wan", "full")]
+
+
+@pytest.mark.parametrize(("name", "tune"), SHORT)
 def test_short_base_keeps_trained_weights_in_float32(
     folders: Folders, name: str, tune: str
 ) -> None:
@@ -282,17 +289,3 @@ def test_short_base_keeps_trained_weights_in_float32(
     assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in found)
     image = short.decode(x)
     assert image.dtype == torch.float32 and image.min() >= 0 and image.max() <= 1
-
-
-def test_weights_change_places_and_come_back(folders: Folders, name: str) -> None:
-    model = folders.load(name)
-    weights, x, cond = Weights(model.trainable()), noise(model, 1), model.encode(PROMPTS[:1])
-    sigma = model.sigmas(6, 64, 64)[2:3]
-    weights.snapshot("ref")
-    with torch.no_grad():
-        before = model.velocity(x, sigma, cond)
-        perturb(model)
-        moved = model.velocity(x, sigma, cond)
-        with weights.using("ref"):
-            assert torch.equal(model.velocity(x, sigma, cond), before)
-        assert torch.equal(model.velocity(x, sigma, cond), moved) and not torch.equal(moved, before)

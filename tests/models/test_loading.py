@@ -201,8 +201,10 @@ WAITS = {"qwen_image": 1, "z_image": 1}
 SIZE = (32, 32)
 
 
-@pytest.mark.parametrize("tune", ["lora", "full"])
-@pytest.mark.parametrize("name", FAMILIES)
+TUNED = [(name, "lora") for name in FAMILIES] + [("flux", "full"), ("sd15", "full")]
+
+
+@pytest.mark.parametrize(("name", "tune"), TUNED)
 def test_a_pipeline_works_there(folders: Folders, name: str, tune: str) -> None:
     """In bfloat16, under full tuning as CUDA's autocast. Waits of a network call after the first,
     forward and backward alike: counted."""

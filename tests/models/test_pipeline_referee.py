@@ -3,7 +3,6 @@ and gradient."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +25,6 @@ OPTIONS = GUIDED | {
 
 def gap(one: Tensor, two: Tensor) -> float:
     return float((one - two).detach().norm() / two.detach().norm().clamp_min(1e-12))
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("pipelines"))
 
 
 @pytest.fixture(scope="module", params=list(ADAPTERS))
@@ -106,9 +100,9 @@ LIKE = ("kontext", "experts", "i2v", "i2v, experts")
 
 
 @pytest.mark.parametrize("name", LIKE)
-def test_models_that_start_from_images_and_experts(name: str, tmp_path: Path) -> None:
+def test_models_that_start_from_images_and_experts(starts: Starts, name: str) -> None:
     """The velocity of every step and the image, of two prompts with sources of their own."""
-    adapter = Starts(tmp_path).load(name)
+    adapter = starts.load(name)
     size = size_of(name)
     given = sources(name, 2) if STARTS[name].sources else []
     by_call = own_call(adapter, *size, sources=STARTS[name].sources)

@@ -58,13 +58,6 @@ def test_scores_of_known_readings() -> None:
         assert similarity(found, "New York City") == pytest.approx(expected, abs=1e-12), found
 
 
-def test_edit_distances_of_the_textbooks() -> None:
-    """Wagner and Fischer's successors, Jurafsky and Martin."""
-    assert edit_distance("kitten", "sitting") == edit_distance("saturday", "sunday") == 3
-    assert edit_distance("intention", "execution") == 5
-    assert edit_distance("", "abc") == edit_distance("abc", "") == 3 and edit_distance("", "") == 0
-
-
 LETTERS = st.one_of(st.text(alphabet="abc", max_size=7), st.text(max_size=30))
 
 

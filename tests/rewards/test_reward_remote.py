@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from serving import (
     RIGHT,
     SIX,
-    Process,
     Scripted,
     batch_of,
     data_of,
@@ -37,7 +36,7 @@ from torch import Tensor
 from toykit import redness, toy
 
 import flowrl
-from flowrl.config.load import Config
+from flowrl.config.load import Config, load_config
 from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
 from flowrl.core.pixels import round_8bit
@@ -266,8 +265,8 @@ motion.judges_videos = True  # type: ignore[attr-defined]
 
 
 def scenes() -> RewardBatch:
-    """Return two drawn videos of each training scene, with noise of three strengths."""
-    every = [scene for scene in TRAIN for _ in range(2)]
+    """Return two drawn videos of each third training scene, with noise of three strengths."""
+    every = [scene for scene in TRAIN[::3] for _ in range(2)]
     generator = torch.Generator().manual_seed(0)
     clean = torch.stack([paint_video(scene, generator) for scene in every])
     strength = torch.tensor([0.0, 0.2, 0.6])[torch.arange(len(clean)) % 3].view(-1, 1, 1, 1, 1)
@@ -277,27 +276,23 @@ def scenes() -> RewardBatch:
     return RewardBatch(images, [scene.prompt for scene in every], group, records, sigma)
 
 
-@pytest.mark.integration
-def test_a_video_reward_in_another_process_equals_the_one_here() -> None:
-    """`moving_shapes` of a training config, asked over HTTP and in this process: to the bit."""
+def test_a_video_reward_behind_a_server_equals_the_one_here() -> None:
+    """`moving_shapes` of a training config, asked over HTTP and directly: to the bit."""
     batch = scenes()
-    server = Process(ROOT / "assets/moving/awm.yaml", "--port", "0")
-    url = server.url()
     local = {"moving": moving_shapes(), "strict": moving_shapes(mode="strict")}
-    for name, here in {name: reward(batch) for name, reward in local.items()}.items():
-        there = fast(url, reward=name, videos=True, chunk=12, workers=2)
-        there.probe()
-        there.check_records(batch.meta, ["train.jsonl"] * len(batch.meta))
-        assert torch.equal(there(batch), here) and len(here.unique()) > 1
-    # what it refuses
-    with pytest.raises(DataError, match="line 3.*direction"):
-        there.check_record({"class": "cross", "color": "red", "direction": "in"}, "line 3")
-    with pytest.raises(ConfigError, match="moving judges videos, got videos=false. Set videos"):
-        fast(url, reward="moving").probe()
-    with pytest.raises(RewardError, match="256 images or frames .*got 300 .1 videos of 300 frames"):
-        there(batch_of(videos(1, 300)))
-    code, printed = server.end()
-    assert code == 0 and "Traceback" not in printed and "stopped; 80 images" in printed
+    with hosted(load_rewards(load_config(ROOT / "assets/moving/awm.yaml"))) as url:
+        for name, here in {name: reward(batch) for name, reward in local.items()}.items():
+            there = fast(url, reward=name, videos=True, chunk=12, workers=2)
+            there.probe()
+            there.check_records(batch.meta, ["train.jsonl"] * len(batch.meta))
+            assert torch.equal(there(batch), here) and len(here.unique()) > 1
+        # what it refuses
+        with pytest.raises(DataError, match="line 3.*direction"):
+            there.check_record({"class": "cross", "color": "red", "direction": "in"}, "line 3")
+        with pytest.raises(ConfigError, match="moving judges videos, got videos=false. Set videos"):
+            fast(url, reward="moving").probe()
+        with pytest.raises(RewardError, match="256 images or .*got 300 .1 videos of 300 frames"):
+            there(batch_of(videos(1, 300)))
 
 
 def test_images_and_videos_do_not_mix(tmp_path: Path) -> None:

@@ -33,11 +33,6 @@ from flowrl.training.trainer import Trainer
 SCALE = 3.0
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("pipelines"))
-
-
 @pytest.mark.parametrize("name", [name for name in ADAPTERS if GUIDED[name]])
 def test_a_model_can_have_another_guidance_for_a_while(folders: Folders, name: str) -> None:
     """Oracle: the model that is loaded with it, whose parity with the pipeline is tested

@@ -72,6 +72,7 @@ SMALL = (
     "model={fn: sd3, path: assets/shapes-sd3, tune: lora, guidance: 4.5, dtype: float32}",
     "kl={fn: transition_kl, beta: 0.04}",
     "plan.branch=2",
+    "plan.steps=4",
     "train.prompts=2",
     "train.group=2",
     "train.updates=2",

@@ -99,24 +99,6 @@ def test_shipped_plans(plan: Plan, group: int, nfe: int, decisions: int) -> None
     assert (work.nfe, work.decisions) == (nfe, decisions)
 
 
-@pytest.mark.parametrize(
-    ("counts", "leaves", "nfe"),
-    [
-        ((0, 0, 0), 2, 3),  # one live sample per step; both children of the last step are images
-        ((1, 0, 0), 4, 1 + 2 + 1),  # previews share their call with the one that goes on
-        ((2, 0, 0), 4, 1 + 4 + 1),
-        ((9, 0, 0), 4, 1 + 4 + 1),  # only 2 steps are left
-        ((2, 2, 2), 6, 1 + 4 + 2),  # at the last step nothing is left to preview
-    ],
-)
-def test_previews(counts: tuple[int, ...], leaves: int, nfe: int) -> None:
-    """Two noisy children at every step, of which one goes on; by hand, per root."""
-    ones = torch.ones(len(counts), dtype=torch.int64)
-    plan = Plan(0.4 * torch.ones(len(counts)), 2 * ones, ones, torch.tensor(counts))
-    work = check(plan, leaves)
-    assert leaves_per_root(plan) == leaves and work.nfe == 2 * nfe and work.roots == 1
-
-
 step = st.tuples(
     st.sampled_from([0.0, 0.4]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4)
 )

@@ -30,13 +30,10 @@ TORN: dict[str, tuple[str, list[str], str]] = {
     "no segment": ("dgpo", ["segment=null"], "must be in one network call"),
     "segments of states": ("dgpo", ["segment={fn: siblings}"], JOINS_DRAWS),
     "segments of steps": ("dgpo", [NOISY, "segment={fn: fixed, sizes: [5]}"], JOINS_DRAWS),
-    "segments by change": ("dgpo", [NOISY, "segment={fn: adaptive, chunks: 2}"], JOINS_DRAWS),
     "several steps": ("dgpo", [NOISY, DRAWS], "torn: 8 of its 40 images"),
     # some images are not trained
     "without advantage 0": ("dgpo", ["select={fn: nonzero}"], "nonzero: leaves out images"),
     "best and worst": ("dgpo", ["select={fn: best_of_n, top: 1, bottom: 1}"], NONE_LEFT),
-    "the largest": ("dgpo", ["select={fn: largest, share: 0.5}"], NONE_LEFT),
-    "the most different": ("dgpo", ["select={fn: spread, keep: 2}"], NONE_LEFT),
     "at random": ("dgpo", ["select={fn: fraction, share: 0.5}"], NONE_LEFT),
     # a prompt has several places, and each of these its own noise and process
     "knapsack": ("dgpo", ["sampler={fn: knapsack}", "train.prompts=4"], "several places"),
@@ -49,7 +46,6 @@ TORN: dict[str, tuple[str, list[str], str]] = {
     ),
     # the others that compare all images of a prompt
     "CRD": ("crd", ["select={fn: nonzero}"], "crd compares all images"),
-    "CRD, states": ("crd", ["segment={fn: siblings}"], JOINS_DRAWS),
     "TRPA": ("dgpo", ["loss={fn: level_preference}", "segment={fn: siblings}"], JOINS_DRAWS),
     "Reg-GRPO": (
         "dgpo",

@@ -154,7 +154,10 @@ def cond_of(rollout: Rollout, nodes: Tensor) -> dict[str, Tensor]:
     """Copy the text conditioning of nodes [N] -> {name: [N, ...]}."""
     ids, order = torch.sort(rollout.group_ids)
     row = order[torch.searchsorted(ids, rollout.tree.group[nodes])]
-    return {name: value[row] for name, value in rollout.cond.items()}
+    cond = {}
+    for name, value in rollout.cond.items():
+        cond[name] = value[row]
+    return cond
 
 
 def climb(up: Tensor, steps: int) -> Tensor:
@@ -261,9 +264,7 @@ def normalize_by(
             f'expected std "group" or "global", eps >= 0, ddof >= 0; got {std!r}, {eps=}, {ddof=}'
         )
     values = values.double()
-    group = torch.unique(
-        torch.stack([key.to(torch.int64) for key in keys]), dim=1, return_inverse=True
-    )[1]
+    group = torch.unique(torch.stack(keys).long(), dim=1, return_inverse=True)[1]
     gap, spread = _centre(values, group, ddof)
     if std == "global":
         spread = _centre(values, torch.zeros_like(group), ddof)[1]

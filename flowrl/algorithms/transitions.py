@@ -50,8 +50,9 @@ def coefficient_preserving(
     for point data (for Gaussian data the variance falls to ``(1 + cos(noise_scale pi / 2)) / 2`` of
     the target).
     """
-    x, v = wide(x), v.to(wide(x).dtype)
-    sigma, sigma_next, std = (s.to(x.dtype) for s in (sigma, sigma_next, std))
+    x = wide(x)
+    v, sigma, sigma_next = v.to(x.dtype), sigma.to(x.dtype), sigma_next.to(x.dtype)
+    std = std.to(x.dtype)
     kept = ((sigma_next - std) * (sigma_next + std)).sqrt()
     # sigma_next - kept, written without cancellation, so that std = 0 is the Euler step to the last
     # bit

@@ -5,7 +5,6 @@ as `Given`; here are the arguments that a call has alone."""
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError
-from flowrl.core.part import Part
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.estimate import estimate as work_out
 from flowrl.doctor.examine import examine
@@ -39,9 +37,8 @@ from flowrl.runs.evaluate import evaluate as judge
 from flowrl.runs.given_lists import keep_lists
 from flowrl.runs.open_run import untrained
 from flowrl.runs.start_run import Resume
-from flowrl.runs.trackers import Tracker, eval_numbers, open_trackers, trackers_given
+from flowrl.runs.trackers import eval_numbers, open_trackers, trackers_given
 from flowrl.runs.train import train as train_run
-from flowrl.training.trainer import Trainer as _Trainer
 
 
 @takes_given
@@ -73,49 +70,6 @@ def train(
         chosen, run, resume=resume, quiet=quiet, track=trackers_given(track), callbacks=callbacks
     )
     return TrainedRun.after(Path(done["run"]), chosen)
-
-
-class Tracked(Part):
-    """Tell trackers the metrics of each iteration, after all other parts have added theirs."""
-
-    rank = 1000
-
-    def __init__(self) -> None:
-        self.trackers: list[Tracker] = []
-
-    def after_iteration(self, run: Any, it: Any) -> None:
-        """Tell them."""
-        for tracker in self.trackers:
-            tracker.log(run.iteration, it.metrics)
-
-
-class Trainer(_Trainer):
-    """The training loop, an iteration at a time, for programs that do the rest themselves.
-
-    Example::
-
-        trainer = flowrl.Trainer("shapes/flow_grpo", train={"prompts": 4})
-        for iteration in range(10):
-            metrics = trainer.step()
-    """
-
-    @takes_given
-    def __init__(
-        self,
-        config: ConfigLike,
-        **given: Unpack[Given],
-    ) -> None:
-        """Arguments are those of `train`; trackers are told the metrics of each step, and close
-        with the trainer or the program. Raises as `train` does before anything is trained."""
-        callbacks, track = parts_given(given.pop("callbacks", ())), given.get("track", ())
-        chosen = config_of(config, **given)
-        names = trackers_given(track)
-        told = [Tracked()] if names else []
-        super().__init__(chosen, callbacks=[*callbacks, *told])
-        # trackers begin once nothing is refused any more
-        for part in told:
-            part.trackers = open_trackers(names, None, chosen.to_dict())
-            weakref.finalize(self, _close, part.trackers)
 
 
 @takes_given
@@ -181,8 +135,6 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     nfe: float = 60_000,
     seconds: float = 90,
-    clock: Literal["wall", "processor"] = "wall",
-    count: Literal["cost", "calls"] = "cost",
     points: int = 2,
     lr_search: Sequence[float] = (),
     search_seed: int = 100,
@@ -212,7 +164,7 @@ def compare(
     what = Comparison(
         configs=tuple(chosen),
         seeds=own,
-        budgets=Budgets(nfe, seconds, points, clock, count),
+        budgets=Budgets(nfe, seconds, points),
         runs=folder,
         out=Path(out),
         search=search,
@@ -235,7 +187,6 @@ def tune(
     points: int | None = None,
     seeds: Sequence[int] = (100,),
     nfe: float = 60_000,
-    count: Literal["cost", "calls"] = "cost",
     out: str | Path = "runs/tune",
     processes: int = 1,
     quiet: bool = False,
@@ -262,7 +213,6 @@ def tune(
         sampler_seed=search_seed,
         pruner=pruner,
         points=(1 if pruner == "none" else 4) if points is None else points,
-        counted=count,
         processes=processes,
         given=chosen,
         track=trackers_given(given.get("track", ())),
@@ -360,9 +310,3 @@ def _with_settings(config: Config) -> Config:
     return replace(
         config, model=replace(config.model, kwargs={**config.model.kwargs, "path": made.path})
     )
-
-
-def _close(trackers: Sequence[Tracker]) -> None:
-    """Let trackers write what they still have."""
-    for tracker in trackers:
-        tracker.close()

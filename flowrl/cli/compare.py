@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -30,22 +30,10 @@ Seeds = Annotated[
         help="training seeds, a list: --seeds 0 1 2",
     ),
 ]
-Nfe = Annotated[float, typer.Option(help="network evaluations of a run, per latent")]
+Nfe = Annotated[
+    float, typer.Option(help="network evaluations of a run, per latent; a trained state counts 3")
+]
 Seconds = Annotated[float, typer.Option(help="seconds of training of a run; 0: no budget of time")]
-Clock = Annotated[
-    Literal["wall", "processor"],
-    typer.Option(
-        help="processor: seconds that a processor worked for this run, over its threads, for "
-        "a machine that others use"
-    ),
-]
-Count = Annotated[
-    Literal["cost", "calls"],
-    typer.Option(
-        help="what --nfe counts: with decoding, rewards and training at their measured cost, or "
-        "calls of the network alone"
-    ),
-]
 Points = Annotated[int, typer.Option(help="held-out evaluations of a run")]
 LrSearch = Annotated[
     list[float],
@@ -94,9 +82,7 @@ ReportOnly = Annotated[
 ]
 Processes = Annotated[
     int,
-    typer.Option(
-        help="runs at the same time, shared out to all GPUs; needs --count calls and no --seconds"
-    ),
+    typer.Option(help="runs at the same time, shared out to all GPUs; needs --seconds 0"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
@@ -107,8 +93,6 @@ def compare(
     seeds: Seeds,
     nfe: Nfe = 60000,
     seconds: Seconds = 90,
-    clock: Clock = "wall",
-    count: Count = "cost",
     points: Points = 2,
     lr_search: LrSearch,
     search_seed: SearchSeed = 100,
@@ -148,7 +132,7 @@ def compare(
     if report_only:
         result = room.saved_result(out)
     else:
-        budgets = Budgets(nfe, seconds, points, clock, count)
+        budgets = Budgets(nfe, seconds, points)
         search = None
         if lr_search:
             chosen_by = (search_prompts, search_images)

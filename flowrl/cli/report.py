@@ -73,13 +73,13 @@ def grid(
     from flowrl.core.files import is_stdout
     from flowrl.evaluation.image_grids import page_format, save_page
     from flowrl.runs.folder import GRID, read_verdicts
-    from flowrl.runs.report.samples import evenly_spaced, run_grid, sample_files
+    from flowrl.runs.report.samples import evenly, run_grid, sample_files
 
     file = out or run / GRID
     refuse_both(out, json)
     page_format(file)
     save_page(run_grid(run, max_columns=columns), file)
-    shown, judged = evenly_spaced(sorted(sample_files(run)), columns), read_verdicts(run)
+    shown, judged = evenly(sorted(sample_files(run)), columns), read_verdicts(run)
     right = {iteration: judged[iteration] for iteration in shown if iteration in judged}
     facts = {"grid": f"{file}", "iterations": shown, "right": right}
     show_or_write(f"{file}", facts, json, silent=is_stdout(file))

@@ -27,9 +27,6 @@ Count = Annotated[int, typer.Option(help="how many of them, evenly by task; 0: a
 By = Annotated[
     str, typer.Option(metavar="NAME", help="headline (default), mmhm, a reward or a measure")
 ]
-Bounds = Annotated[
-    Path | None, typer.Option(metavar="sweep.json", help="of an earlier sweep, for mmhm")
-]
 Images = Annotated[int | None, typer.Option(help="images per prompt")]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", callback=options.check_folder)]
 
@@ -49,7 +46,6 @@ def sweep(
     inception: measure.Inception = None,
     alexnet: measure.Alexnet = None,
     encoder: measure.Encoder = None,
-    bounds: Bounds = None,
     images: Images = None,
     out: Out = None,
     config: options.Settings = options.DEFAULT,
@@ -80,7 +76,6 @@ def sweep(
         by,
         measures,
         Tools(reference, inception, alexnet, encoder),
-        bounds,
     )
     # the suite's settings first, so that --set can change them
     folder = suite_folder(suite, name, weights, iteration).relative_to("suites")
@@ -97,13 +92,11 @@ def sweep(
 
 
 def _show_result(result: dict[str, Any], where: Path, json: Path | None) -> None:
-    """Draw the figure into the folder; print the table, or write JSON."""
-    from flowrl.runs.report.style import save_figure
-    from flowrl.runs.sweep import sweep_figure, sweep_table
+    """Print the table, or write JSON."""
+    from flowrl.runs.sweep import sweep_table
 
-    save_figure(sweep_figure(result), where / "sweep.png", dpi=150)
     show_or_write(
-        lambda width: f"{sweep_table(result, width=width)}\nsettings, figure: {where}", result, json
+        lambda width: f"{sweep_table(result, width=width)}\nsettings: {where}", result, json
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.compare import Count, Nfe, Processes, Quiet
+from flowrl.cli.compare import Nfe, Processes, Quiet
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -74,7 +74,6 @@ def tune(
     points: Points = None,
     seeds: Seeds,
     nfe: Nfe = 60000,
-    count: Count = "cost",
     changes: options.Set,
     profile: options.Profile = None,
     out: Out = Path("runs/tune"),
@@ -106,7 +105,7 @@ def tune(
     else:
         if points is None:
             points = 1 if pruner == "none" else 4
-        drawn = (trials, sampler, sampler_seed, pruner, points, count)
+        drawn = (trials, sampler, sampler_seed, pruner, points)
         given = options.fitted(config, changes, plugin, profile)
         more = (tuple(given), tuple(plugin), processes, None, trackers_given(track))
         what = Tuning(config, read_space(tries), tuple(seeds), nfe, out, *drawn, *more)

@@ -73,7 +73,7 @@ class World(NamedTuple):
         Tensors must be on the CPU. All values are our own processes': they are pickled on the way.
         Raises ProcessLost if one of them is gone.
         """
-        return self._gather(value)[:: self.context]
+        return [value] if self.alone else self._gather(value)[:: self.context]
 
     def _gather(self, value: T) -> list[T]:
         if self.alone:
@@ -85,10 +85,13 @@ class World(NamedTuple):
 
     def totals(self, rows: Sequence[Sequence[int]], columns: int) -> list[int]:
         """Add up columns of whole numbers, over rows and over all processes."""
-        mine = []
-        for column in range(columns):
-            mine.append(sum(row[column] for row in rows))
-        return [sum(column) for column in zip(*self.gather(mine), strict=True)]
+        total = [0] * columns
+        for row in rows:
+            for column, number in enumerate(row):
+                total[column] += number
+        if self.alone:
+            return total
+        return list(map(sum, zip(*self.gather(total), strict=True)))
 
     def any(self, flag: bool) -> bool:
         """Tell whether the flag is set in any process."""

@@ -65,6 +65,10 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def texts_of(self, rows: Iterable[int]) -> list[str]:
+        """Return the texts of prompts `rows` [L]."""
+        return list(map(self.texts.__getitem__, rows))
+
 
 _GIVEN: dict[str, PromptSet] = {}
 GIVEN = "python/"  # how the names of lists begin that a program handed over

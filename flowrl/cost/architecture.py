@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import diffusers
 import torch
-import transformers
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
@@ -32,7 +30,7 @@ from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.facts import Facts, TextShape
 from flowrl.models.files.single import converted
 from flowrl.models.files.weights import check_plain
-from flowrl.models.loading import locate
+from flowrl.models.loading import locate, part_class
 from flowrl.models.options import PipelineOptions, Tuning, checked_options, pick_tuning
 from flowrl.models.pipeline import NETWORKS
 
@@ -117,15 +115,21 @@ def architecture_of(config: Config) -> Architecture:
 
 
 def called_architecture(config: Config) -> Architecture | None:
-    """Return the architecture of a pipeline that is asked by its own call, from its folder; None
-    where that is not here, or for a model of another kind. Raises ModelError."""
+    """Return the architecture of a pipeline that is asked by its own call, from its folder or of
+    a released one; None where neither is here, or for a model of another kind. Raises
+    ModelError."""
     path = config.model.kwargs.get("path")
-    folder = find_folder(path) if isinstance(path, str) and "call" in config.model.kwargs else None
-    if folder is None:
+    if not isinstance(path, str) or "call" not in config.model.kwargs:
         return None
-    parts = _folder_parts(folder)
+    folder = find_folder(path)
+    if folder is not None:
+        origin, parts = str(folder), _folder_parts(folder)
+    elif path in released():
+        origin, parts = f"the released {path}", released_parts(path)
+    else:
+        return None
     network = next((name for name in NETWORKS if name in parts), "")
-    return Architecture(str(folder), parts, True, network) if network else None
+    return Architecture(origin, parts, True, network) if network else None
 
 
 @functools.cache
@@ -221,10 +225,10 @@ def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Mod
     # from the settings alone: both libraries draw random weights
     try:
         with torch.device(device):
-            if part.library == "diffusers":
-                made: nn.Module = getattr(diffusers, part.kind).from_config(part.settings)
+            kind = part_class(part.library, part.kind)
+            if hasattr(kind, "load_config"):  # of diffusers
+                made: nn.Module = kind.from_config(part.settings)
                 return made
-            kind = getattr(transformers, part.kind)
             encoder: nn.Module = kind(kind.config_class.from_dict(part.settings))
             return encoder
     # the libraries raise every kind of error over a config that is not theirs
@@ -263,8 +267,7 @@ def _folder_parts(folder: Path) -> dict[str, WeightlessPart]:
 
 def _is_module(library: str, kind: str) -> bool:
     """Tell whether a class has weights: others are tokenizers, processors and schedulers."""
-    rooms = {"diffusers": diffusers, "transformers": transformers}
-    found = getattr(rooms.get(library), str(kind), None)
+    found = part_class(library, str(kind))
     return isinstance(found, type) and issubclass(found, nn.Module)
 
 

@@ -19,7 +19,13 @@ from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size
-from flowrl.cost.architecture import architecture_of, known_facts, tuning_of
+from flowrl.cost.architecture import (
+    architecture_of,
+    called_architecture,
+    facts_of,
+    known_facts,
+    tuning_of,
+)
 from flowrl.cost.estimate import ENCODERS_ALONE, Estimate, Phase, estimate, judged_phase
 from flowrl.cost.memory import SCORING, can_rest, count_weights, reward_networks, staying
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
@@ -527,8 +533,10 @@ def _place(config: Config, key: str) -> tuple[object, str]:
 
 def _network_bytes(config: Config) -> int:
     """Return what the network's weights take, unquantised; 0 if they cannot be counted here."""
-    architecture, tuning = architecture_of(config), tuning_of(config)
-    if not architecture.known:
+    called = facts_of(config) is None
+    architecture = called_architecture(config) if called else architecture_of(config)
+    if architecture is None or not architecture.known:
         return 0
+    tuning = tuning_of(config)
     counted = count_weights(architecture, tuning)
     return counted.network * tuning.network_dtype.itemsize

@@ -14,14 +14,11 @@ from flowrl.core.identity import (
     IMAGES,
     Facts,
     facts_of_file,
-    facts_of_name,
-    facts_of_path,
     facts_of_source,
     facts_of_values,
     short_digest,
 )
 from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
-from flowrl.evaluation.measures.of_images import Tools
 
 JUDGES = ("flowrl.evaluation",)  # rewards take their rules from here
 FUNCTIONS = "functions"  # of the user's own, whose source is kept
@@ -136,14 +133,3 @@ def own_functions(config: Config) -> Facts:
             source = facts_of_source(call.function)
             found |= {call.key: source} if source else {}
     return {FUNCTIONS: found} if found else {}
-
-
-def measured_content(folder: Path, tools: Tools) -> Facts:
-    """Return digests of a folder's images and of what measures look through and compare with."""
-    facts: Facts = {"images": short_digest(facts_of_path(folder, IMAGES))}
-    if tools.reference is not None:
-        facts["reference"] = short_digest(facts_of_path(tools.reference, IMAGES))
-    for option in ("inception", "alexnet", "encoder"):
-        name = getattr(tools, option)
-        facts[option] = short_digest(facts_of_name(name)) if name else ""
-    return facts

@@ -126,21 +126,28 @@ def own_batch(batch: RewardBatch) -> RewardBatch:
         images=pixels,
         prompts=[*prompts],
         group=group.clone(),
-        meta=[_own(record) for record in meta],
+        meta=_own(meta),
         sigma=sigma.clone(),
-        source=_copied(batch.source),
+        source=_copied(batch.source) if batch.source else [],
     )
 
 
 def _own(value: Any) -> Any:
     """Copy what a record holds. Plain JSON, as files have it, is copied several times as fast as by
     `copy.deepcopy`, which looks after everything else."""
-    kind = type(value)
-    if kind is dict:
-        return {key: _own(one) for key, one in value.items()}
-    if kind is list:
-        return [_own(one) for one in value]
-    return value if kind in _UNCHANGING else copy.deepcopy(value)
+    if type(value) is dict:
+        made = dict(value)
+        for key, one in value.items():
+            if type(one) not in _UNCHANGING:
+                made[key] = _own(one)
+        return made
+    if type(value) is not list:
+        return value if type(value) in _UNCHANGING else copy.deepcopy(value)
+    copied = list(value)
+    for place, one in enumerate(value):
+        if type(one) not in _UNCHANGING:
+            copied[place] = _own(one)
+    return copied
 
 
 def _copied(sources: list[Source]) -> list[Source]:
@@ -195,15 +202,10 @@ def unusable(
 def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
     """Call a reward in the way that its signature asks for. Raises ConfigError for an argument that
     nothing is known of."""
-    named = named_arguments(reward, batch)
-    return reward(batch) if named is None else reward(**named)
-
-
-def hint(error: BaseException) -> str:
-    """Say what a failed reward most likely took its arguments for; "" where that is not known."""
-    if isinstance(error, AttributeError) and f"'{RewardBatch.__name__}' object" in str(error):
-        return ". A function of one argument `batch` gets a RewardBatch; write f(images, prompts)"
-    return ""
+    parameters = _named(reward)
+    if parameters is None:
+        return reward(batch)
+    return reward(**named_arguments(reward, parameters, batch))
 
 
 def as_tensor(values: Any, count: int) -> Tensor:
@@ -447,12 +449,10 @@ FORM = "f(images, prompts, **record), or f(batch) for a whole RewardBatch"
 _checked: WeakSet[Any] = WeakSet()
 
 
-def named_arguments(reward: Callable[..., Any], batch: RewardBatch) -> dict[str, Any] | None:
-    """Return what a function gets by name; None where it takes the batch itself. Raises ConfigError
-    for a name that nothing has."""
-    parameters = _named(reward)
-    if parameters is None:
-        return None
+def named_arguments(
+    reward: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], batch: RewardBatch
+) -> dict[str, Any]:
+    """Return what a function gets by name. Raises ConfigError for a name that nothing has."""
     columns = dict.fromkeys(key for record in batch.meta for key in record)
     if not _is_checked(reward):
         _check_names(parameters, columns)

@@ -18,6 +18,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -74,9 +75,7 @@ _ENTERED: list[torch.inference_mode] = []  # in effect as long as it is held
 
 
 def _attribute(owner: Any, name: str, said: str) -> Setting:
-    return Setting(
-        f"{said}.{name}", lambda: getattr(owner, name), lambda had: setattr(owner, name, had)
-    )
+    return Setting(f"{said}.{name}", partial(getattr, owner, name), partial(setattr, owner, name))
 
 
 def _device(had: torch.device) -> None:
@@ -103,7 +102,7 @@ def _handlers() -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    return {number: signal.getsignal(number) for number in ends}
+    return dict(zip(ends, map(signal.getsignal, ends), strict=True))
 
 
 def _handle(had: dict[int, Any]) -> None:
@@ -177,13 +176,13 @@ class _Exited(BaseException):
 
 
 @contextlib.contextmanager
-def guarded(name: str, what: str, kind: type[FlowRLError] = RewardError) -> Iterator[None]:
+def guarded(name: str, what: str) -> Iterator[None]:
     """Call a reward inside: what it changes in the process is put back, with a warning that names
-    it, and what it raises is one error of `kind` with `what` in front.
+    it, and what it raises is one RewardError with `what` in front.
 
     Args:
         name: of the reward. what: for messages, as ``iteration 3: reward 'red'``.
-    Raises `kind` for whatever was raised inside but KeyboardInterrupt, which is the user's.
+    Raises RewardError for whatever was raised inside but KeyboardInterrupt, which is the user's.
     """
     try:
         with watched(name), waiting():
@@ -191,9 +190,9 @@ def guarded(name: str, what: str, kind: type[FlowRLError] = RewardError) -> Iter
     except KeyboardInterrupt:
         raise
     except FlowRLError as error:
-        raise kind(f"{what}: {error}") from error
+        raise RewardError(f"{what}: {error}") from error
     except BaseException as error:  # rewards are users' code and servers: they fail in any way
-        raise kind(f"{what} failed with {_said(error)}") from error
+        raise RewardError(f"{what} failed with {_said(error)}") from error
 
 
 @contextlib.contextmanager
@@ -205,18 +204,19 @@ def watched(name: str) -> Iterator[None]:
         yield
         return
     alone = threading.current_thread() is threading.main_thread()
-    settings = [each for each in SETTINGS if alone or each.beside]
-    had, streams, pid = [_look(each) for each in settings], _Streams(alone), os.getpid()
+    had, streams, pid = _look(alone), _Streams(alone), os.getpid()
     try:
         with _no_exit(pid):
             yield
     finally:
-        _end_of_fork(pid, name)
+        if os.getpid() != pid:
+            _end_of_fork(name)
         _ONE.release()
-        # one by one: what cannot be put back must not keep the others from it
+        # one by one: what cannot be put back must not keep the others from it, and one may be the
+        # cause of another
         changed = streams.put_back()
-        for each, value in zip(settings, had, strict=True):
-            if value is not None and _look(each) != value:
+        for each, value in had:
+            if value is not None and _now(each) != value:
                 changed.append(each.name)
                 with contextlib.suppress(RuntimeError, OSError):
                     each.put(value)
@@ -229,7 +229,16 @@ def watched(name: str) -> Iterator[None]:
             )
 
 
-def _look(each: Setting) -> Any:
+def _look(alone: bool) -> list[tuple[Setting, Any]]:
+    """Look at all settings, or in a thread beside the main one at those that are its own."""
+    found = []
+    for each in SETTINGS:
+        if alone or each.beside:
+            found.append((each, _now(each)))
+    return found
+
+
+def _now(each: Setting) -> Any:
     """Return what a setting is now; None where that cannot be told, as of a folder that is gone."""
     try:
         return each.now()
@@ -261,13 +270,12 @@ def _no_exit(pid: int) -> Iterator[None]:
         os._exit = real
 
 
-def _end_of_fork(pid: int, name: str) -> None:
+def _end_of_fork(name: str) -> NoReturn:
     """End a child that a reward forked and that came back as a second run."""
-    if os.getpid() != pid:
-        text = f"flowrl: reward {name!r} called os.fork, and its child came back: it ends here\n"
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode())
-        os._exit(1)
+    text = f"flowrl: reward {name!r} called os.fork, and its child came back: it ends here\n"
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+    os._exit(1)
 
 
 class _Streams:
@@ -275,8 +283,10 @@ class _Streams:
 
     def __init__(self, watched: bool) -> None:
         self.watched, self.objects = watched, (sys.stdout, sys.stderr)
-        numbers = (1, 2) if watched else ()
-        self.files = {number: os.dup(number) for number in numbers if _is_open(number)}
+        self.files: dict[int, int] = {}
+        for number in (1, 2) if watched else ():
+            with contextlib.suppress(OSError):  # closed
+                self.files[number] = os.dup(number)
 
     def put_back(self) -> list[str]:
         """Open again what was closed, and put back what was exchanged -> what it was."""
@@ -284,7 +294,11 @@ class _Streams:
         if not self.watched:
             return changed
         for number, kept in self.files.items():
-            if not _is_open(number) or not os.path.samestat(os.fstat(number), os.fstat(kept)):
+            try:
+                same = os.path.samestat(os.fstat(number), os.fstat(kept))
+            except OSError:  # closed
+                same = False
+            if not same:
                 os.dup2(kept, number)
                 changed.append(("", "stdout", "stderr")[number])
             os.close(kept)
@@ -295,14 +309,6 @@ class _Streams:
                 setattr(sys, name, had)
                 changed.append(f"sys.{name}")
         return changed
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def hint(error: BaseException) -> str:

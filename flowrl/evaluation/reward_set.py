@@ -3,9 +3,9 @@ where they learn."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import combinations
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import KINDS, leaf_kinds, subtree_mean
 from flowrl.config.load import Config
-from flowrl.core.abilities import LearnedReward
+from flowrl.core.abilities import LearnedReward, judges_singly, sees_latents
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, as_one_message
 from flowrl.core.types import Credit, Mixed, RewardBatch, Scores, Tree
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of, unusable
@@ -98,6 +98,16 @@ class RewardSet:
             self.aggregate.check_records(records)
         self._rehearse(records)
 
+    @functools.cached_property
+    def judges_singly(self) -> bool:
+        """Say whether equal images are shown to the rewards once."""
+        return all(map(judges_singly, self.rewards.values()))
+
+    @functools.cached_property
+    def sees_latents(self) -> bool:
+        """Say whether any reward judges what images are decoded from."""
+        return any(map(sees_latents, self.rewards.values()))
+
     def probe(self) -> None:
         """Ask each reward that can tell whether it is ready. Raises as `probe_rewards` does."""
         probe_rewards(self.rewards)
@@ -177,7 +187,7 @@ class RewardSet:
         if self.credit is not None:
             learn: Callable[..., None] = self.credit.update
             keys = prompt_keys(batch.prompts, batch.meta)
-            learn = partial(learn, prompts=keys, **(extra or {}))
+            learn = functools.partial(learn, prompts=keys, **(extra or {}))
             self._remember(learn, self._scores(values, batch, leaf, tree))
         if isinstance(self.aggregate, StatefulAggregator):
             self.aggregate.update(self._scores(values, batch, leaf, tree))
@@ -248,10 +258,13 @@ class RewardSet:
         for name, steps in self.transforms.items():
             for step in steps:
                 done[name] = step(done[name], batch)
-        missing = torch.stack([done[name].isnan() for name in done if self.weights[name]]).any(0)
-        if bool(missing.any()):
-            done = {name: torch.where(missing, torch.nan, row) for name, row in done.items()}
-        rows = {name: row.to(leaf.device) for name, row in done.items()}
+        missing = torch.zeros(len(leaf), dtype=torch.bool)
+        for name, row in done.items():
+            if self.weights[name]:
+                missing = missing | row.isnan()
+        rows = {}
+        for name, row in done.items():
+            rows[name] = torch.where(missing, torch.nan, row).to(leaf.device)
         return Scores(rows, self.weights, leaf, tree, batch.meta)
 
     def _rehearse(self, records: list[dict[str, Any]]) -> None:
@@ -285,12 +298,13 @@ class RewardSet:
 
 
 LOOKS = ("saturation", "sharpness", "grid")
+BINS = 24  # of histograms
 PERIOD = 8  # pixels: of the autoencoders, and half of the networks' patches
 MOST = 64  # prompts of a process that are looked at
 
 
-def histogram(values: Tensor, bins: int = 24) -> dict[str, Any] | None:
-    """Count the finite values [n] in `bins` equal parts of their range -> {"low", "high",
+def histogram(values: Tensor) -> dict[str, Any] | None:
+    """Count the finite values [n] in `BINS` equal parts of their range -> {"low", "high",
     "counts"}; None where there is none."""
     known = values.detach().double().cpu()
     known = known[known.isfinite()]
@@ -299,8 +313,8 @@ def histogram(values: Tensor, bins: int = 24) -> dict[str, Any] | None:
     low, high = known.min().item(), known.max().item()
     if low == high:
         return {"low": low, "high": high, "counts": [len(known)]}
-    counts = torch.histc(known, bins, low, high)
-    return {"low": low, "high": high, "counts": [int(count) for count in counts.tolist()]}
+    counts = torch.histc(known, BINS, low, high)
+    return {"low": low, "high": high, "counts": counts.long().tolist()}
 
 
 def distances(images: Tensor, group: Tensor) -> Tensor:
@@ -343,7 +357,9 @@ def reward_metrics(
     """
     total, kind = total_reward(values, weights), kind.cpu()
     done = kind == 0
-    metrics = {f"reward/{name}": row[done].nanmean().item() for name, row in values.items()}
+    metrics = {}
+    for name, row in values.items():
+        metrics[f"reward/{name}"] = row[done].nanmean().item()
     metrics["reward"] = total[done].nanmean().item()
     metrics |= group_metrics(total[done], distance, group.cpu()[done])
     # what is not finished
@@ -421,12 +437,16 @@ def shares(parts: Mapping[str, Tensor], group: Tensor) -> dict[str, float]:
     """
     if len(parts) < 2:
         return {}
-    mine = {name: _centred(part.cpu(), group) for name, part in parts.items()}
+    mine = {}
+    for name, part in parts.items():
+        mine[name] = _centred(part.cpu(), group)
     total = torch.stack(list(mine.values())).sum(0)
     power = total.square().sum()
-    if not float(power) > 0:
-        return {}
-    return {f"share/{name}": float((part * total).sum() / power) for name, part in mine.items()}
+    found: dict[str, float] = {}
+    for name, part in mine.items():
+        if float(power) > 0:
+            found[f"share/{name}"] = float((part * total).sum() / power)
+    return found
 
 
 def correlations(values: Mapping[str, Tensor], group: Tensor) -> dict[str, float]:

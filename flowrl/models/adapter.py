@@ -236,10 +236,11 @@ def decode_latents(
 ) -> Tensor:
     """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes; ``batch`` at a time.
     ``one_frame``: the VAE's videos are of one frame, which is the image."""
-    slices = (latents[:, :, None] if one_frame else latents).split(batch)
-    decoded = [pipeline.vae.decode(part, return_dict=False)[0] for part in slices]
-    if one_frame:
-        decoded = [part[:, :, 0] for part in decoded]
+    decoded = []
+    for some in latents.split(batch):
+        part = some[:, :, None] if one_frame else some
+        found = pipeline.vae.decode(part, return_dict=False)[0]
+        decoded.append(found[:, :, 0] if one_frame else found)
     pixels: Tensor = pipeline.image_processor.postprocess(torch.cat(decoded), output_type="pt")
     return pixels.float()
 

@@ -103,11 +103,11 @@ def load_pipeline(
     stored: dict[str, set[str]] = {}
     for name in parts:
         if name not in absent:
-            stored[name] = _check_part(folder / name, index[name][1])
+            stored[name] = _check_part(folder / name, index[name][1], index[name][0])
     encoders = tuple(name for name in stored if name.startswith("text_encoder"))
     # text encoders, VAE and image encoder are read one by one, the rest by the pipeline
     seers = [name for name in ("vae", "image_encoder") if name in stored]
-    kinds = {name: index[name][1] for name in (*encoders, *seers)}
+    kinds = {name: (index[name][0], index[name][1]) for name in (*encoders, *seers)}
     if quantization is not None:  # of the networks that are there
         mapping = quantization.quant_mapping
         quantization.quant_mapping = {name: mapping[name] for name in mapping if name in stored}
@@ -130,7 +130,7 @@ def load_pipeline(
 def _read(
     pipeline_class: Any,
     folder: Path,
-    kinds: dict[str, str],
+    kinds: dict[str, tuple[str, str]],
     absent: list[str],
     *,
     dtype: dict[str, torch.dtype],
@@ -248,6 +248,7 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
         raise ModelError(
             f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}"
         )
+    check_libraries(index, str(file))
     return dict(index)
 
 
@@ -268,14 +269,6 @@ def _read_json(file: Path) -> Any:
 
 def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, PipelinePart]) -> list[str]:
     """Check the class of every part in the index; return the optional parts that are null there."""
-    # another library would mean code from the model's folder
-    for name, entry in index.items():
-        if names_part(entry) and entry[0] not in (None, "diffusers", "transformers"):
-            raise ModelError(
-                f"{folder / 'model_index.json'}: {name} comes from {entry[0]!r}; flowrl runs only "
-                "code of diffusers"
-                " and transformers, never code that a model brings along"
-            )
     absent = []
     for name, part in parts.items():
         # a part that is null in the index is [null, null], null, or not there at all
@@ -295,9 +288,41 @@ def _has(folder: Path, files: Iterable[str]) -> bool:
     return all((folder / file).is_file() for file in files)
 
 
-def _check_part(folder: Path, kind: str) -> set[str]:
-    """Check that one part's files are there and readable; return the names of its stored
-    tensors."""
+def check_libraries(index: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError for a part of another library: its code would be the model's."""
+    for name, entry in index.items():
+        if names_part(entry) and entry[0] is not None and library(entry[0]) is None:
+            raise ModelError(
+                f"{where}: {name} comes from {entry[0]!r}; flowrl runs only code of diffusers and "
+                "transformers, never code that a model brings along"
+            )
+
+
+def library(name: str) -> Any:
+    """Return what an index calls a library: diffusers, transformers, or the folder of diffusers
+    that has a pipeline with classes of its own, such as kolors. None: it is none of these."""
+    if name in ("diffusers", "transformers"):
+        return diffusers if name == "diffusers" else transformers
+    if not re.fullmatch(r"[a-z]\w*", name):
+        return None
+    found = getattr(diffusers.pipelines, name, None)
+    own = f"{diffusers.pipelines.__name__}.{name}"
+    return found if getattr(found, "__name__", "") == own else None
+
+
+def part_class(home: str, kind: str) -> Any:
+    """Return the class of a part by its library and name, None of one that is not there. Folders
+    name transformers' classes as diffusers' and the other way, so both are looked through."""
+    for place in (library(home), diffusers, transformers):
+        found = getattr(place, kind, None)
+        if found is not None:
+            return found
+    return None
+
+
+def _check_part(folder: Path, kind: str, home: str = "transformers") -> set[str]:
+    """Check that the files of one part, a ``kind`` of the library ``home``, are there and readable;
+    return the names of its stored tensors."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
     if kind.endswith(("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")):
@@ -312,6 +337,10 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
         known = _SETTINGS if kind in _OF_BYTES else _TOKENIZER_FILES
+        # a pipeline's own tokenizer says which files it reads
+        own = getattr(part_class(home, kind), "vocab_files_names", {})
+        if own and home not in ("diffusers", "transformers"):
+            known = (tuple(own.values()),)
         if not any(_has(folder, files) for files in known):
             wanted = ", or ".join(" with ".join(files) for files in known)
             raise ModelError(f"{folder}: no tokenizer files; expected {wanted}")
@@ -364,18 +393,17 @@ def without_bars() -> Iterator[None]:
 
 
 def read_parts(
-    folder: Path, kinds: Mapping[str, str], dtypes: Mapping[str, torch.dtype]
+    folder: Path, kinds: Mapping[str, tuple[str, str]], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, Any]:
     """Read text and image encoders and VAE of a pipeline on the CPU -> {name: module}.
 
-    `kinds` {name: class of diffusers or transformers}; `dtypes` as a pipeline takes them, with a
+    `kinds` {name: library and class of it}; `dtypes` as a pipeline takes them, with a
     "default". Raises ModelError that names file and tensor if one is missing, or is there and not
     taken; what the libraries raise else.
     """
     parts = {}
-    for name, kind in kinds.items():
-        library: Any = diffusers if hasattr(diffusers, kind) else transformers
-        parts[name], info = getattr(library, kind).from_pretrained(
+    for name, (home, kind) in kinds.items():
+        parts[name], info = part_class(home, kind).from_pretrained(
             folder / name,
             dtype=dtypes.get(name, dtypes["default"]),
             use_safetensors=True,

@@ -11,7 +11,6 @@ from typing import Any
 
 import diffusers
 import torch
-import transformers
 from huggingface_hub import hf_hub_download
 from torch import nn
 
@@ -33,7 +32,16 @@ from flowrl.models.by_call.options import (
 from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.by_call.texts import KeyedTexts
 from flowrl.models.facts import adapters, fn_of
-from flowrl.models.loading import Loaded, PipelinePart, first_line, locate, names_part
+from flowrl.models.loading import (
+    Loaded,
+    PipelinePart,
+    check_libraries,
+    first_line,
+    library,
+    locate,
+    names_part,
+    part_class,
+)
 from flowrl.models.options import options_of, pick_tuning, warn_if_distilled
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
 from flowrl.models.unet import SPACINGS, ddim_scheduler
@@ -105,6 +113,8 @@ def from_pipeline(pipe: Any, *, adapter: bool = True, **options: Any) -> FlowMod
     _check_at_rest(pipe)
     networks = _networks_of(pipe)
     network = getattr(pipe, networks[0])
+    if options.get("tune", "lora") != "none":
+        _check_plain(pipe, networks)
     options = {"path": str(pipe.name_or_path or kind.__name__), **options}
     options.setdefault("device", str(network.device))
     options.setdefault("dtype", _dtype_name(network.dtype))
@@ -254,17 +264,18 @@ def part_settings(path: str, part: str, file: str) -> Mapping[str, Any]:
 def _parts(index: Mapping[str, Any], where: str) -> tuple[dict[str, PipelinePart], list[str]]:
     """Return what a pipeline is made of, and which of its parts are networks that are trained.
     Raise ModelError for one that flowrl has no part for."""
+    check_libraries(index, where)
     parts: dict[str, PipelinePart] = {}
     networks = []
     for name, entry in index.items():
         if not names_part(entry) or len(entry) != 2:
             continue
-        library, kind = entry
+        home, kind = entry
         if kind is None:
             parts[name] = PipelinePart((), optional=True)
-        elif library in ("diffusers", "transformers") and _has_files(kind):
+        elif library(home) is not None and _has_files(home, kind):
             parts[name] = PipelinePart((kind,))
-            if library == "diffusers" and _is_network(name, kind):
+            if home == "diffusers" and _is_network(name, kind):
                 networks.append(name)
     if "scheduler" not in parts:
         raise ModelError(f"{where}: names no scheduler; a pipeline of pipelines needs an adapter")
@@ -295,9 +306,9 @@ def _is_network(name: str, kind: str) -> bool:
     return not other and any(word in kind for word in ("Transformer", "UNet", "DiT"))
 
 
-def _has_files(kind: str) -> bool:
+def _has_files(home: str, kind: str) -> bool:
     """Tell whether a part is a module, a tokenizer, a processor or a scheduler."""
-    found = getattr(diffusers, kind, None) or getattr(transformers, kind, None)
+    found = part_class(home, kind)
     module = isinstance(found, type) and issubclass(found, nn.Module)
     words = ("Tokenizer", "Processor", "Scheduler", "FeatureExtractor")
     return module or any(word in kind for word in words)
@@ -323,10 +334,24 @@ def _check_at_rest(pipe: Any) -> None:
     hooked = getattr(pipe, "_all_hooks", None) or getattr(pipe, "hf_device_map", None)
     places = set()
     for name, part in pipe.components.items():
-        if isinstance(part, nn.Module):
-            if hasattr(part, "_hf_hook"):
-                hooked = hooked or name
-            places |= {parameter.device for parameter in part.parameters()}
+        if not isinstance(part, nn.Module):
+            continue
+        if hasattr(part, "_orig_mod"):
+            raise ModelError(
+                f"model: the pipeline's {name} is compiled; put the plain module in its place "
+                f"(pipe.{name} = pipe.{name}._orig_mod), and set runtime.compile"
+            )
+        for module in part.modules():
+            hooked = hooked or hasattr(module, "_hf_hook")
+            # diffusers' own: offload in groups, caches of blocks, casts of layers
+            own = getattr(getattr(module, "_diffusers_hook", None), "hooks", None)
+            if own:
+                raise ModelError(
+                    f"model: the pipeline's {name} has hooks of diffusers ({', '.join(own)}), "
+                    "which move its weights, or give it a memory of earlier calls; load it without"
+                    " them, and set runtime.offload for less memory"
+                )
+        places |= {parameter.device for parameter in part.parameters()}
     if hooked:
         raise ModelError(
             "model: the pipeline offloads its parts, or maps them to devices; flowrl moves them "
@@ -337,6 +362,18 @@ def _check_at_rest(pipe: Any) -> None:
             "model: expected all parts of the pipeline on one device, got "
             f"{', '.join(sorted(map(str, places)))}; move it with pipe.to(device)"
         )
+
+
+def _check_plain(pipe: Any, networks: list[str]) -> None:
+    """Raise ModelError for a network that would be trained, and has adapters already."""
+    for name in networks:
+        there = getattr(getattr(pipe, name), "peft_config", None)
+        if there:
+            raise ModelError(
+                f"model: the pipeline's {name} has adapters already ({', '.join(there)}); merge "
+                "them by pipe.fuse_lora() and pipe.unload_lora_weights(), or give train.start "
+                "their file"
+            )
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -89,7 +89,7 @@ class Texts:
         if not prompts:
             raise DataError("encode: expected at least one prompt, got none")
         texts = self._find([*prompts, *([] if negative is None else [negative])], encode)
-        cond = _stack([texts[prompt] for prompt in prompts], device)
+        cond = _stack(list(map(texts.__getitem__, prompts)), device)
         if negative is not None:
             rows = _stack([texts[negative]] * len(prompts), device)
             cond |= {NEGATIVE + name: row for name, row in rows.items()}
@@ -110,23 +110,31 @@ class Texts:
                 self._find([prompt], encode)
 
     def _find(self, prompts: list[str], encode: Encode) -> dict[str, dict[str, Tensor]]:
-        found = {prompt: self._known[prompt] for prompt in prompts if prompt in self._known}
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in found]
-        for prompt in new:
+        # what is known here, or in the folder
+        found: dict[str, dict[str, Tensor]] = {}
+        new, missing = [], []
+        for prompt in dict.fromkeys(prompts):
+            if prompt in self._known:
+                found[prompt] = self._known[prompt]
+                continue
+            new.append(prompt)
             self._warn_if_cut(prompt)
             stored = None if self._store is None else self._store.get(prompt)
-            if stored is not None:
+            if stored is None:
+                missing.append(prompt)
+            else:
                 found[prompt] = stored
-        if any(prompt not in found for prompt in new):
+        if missing:
             # One prompt at a time: in a batch its last bits would depend on which others were not
             # yet cached, and a resumed run, whose cache starts empty, would not repeat an unbroken
             # one.
             with self._at_work(), torch.no_grad():
-                for prompt in new:
-                    if prompt not in found:
-                        found[prompt] = {name: row.cpu() for name, row in encode(prompt).items()}
-                        if self._store is not None:
-                            self._store.put(prompt, found[prompt])
+                for prompt in missing:
+                    found[prompt] = {}
+                    for name, row in encode(prompt).items():
+                        found[prompt][name] = row.cpu()
+                    if self._store is not None:
+                        self._store.put(prompt, found[prompt])
         for prompt in new:
             self._keep(prompt, found[prompt])
         return found
@@ -139,7 +147,9 @@ class Texts:
 
     def _warn_if_cut(self, prompt: str) -> None:
         # the end of the prompt that each text encoder does not read
-        rests = {reader: cut_off(prompt, reader) for reader in self._readers}
+        rests = {}
+        for reader in self._readers:
+            rests[reader] = cut_off(prompt, reader)
         if not any(rests.values()):
             return
         # said once per run: with no reader left, later calls see nothing
@@ -198,12 +208,18 @@ def halves(cond: Cond) -> tuple[Cond, Cond]:
 def _stack(texts: list[dict[str, Tensor]], device: torch.device) -> Cond:
     out = {}
     for name in texts[0]:
-        out[name] = torch.stack([text[name] for text in texts]).to(device)
+        rows = []
+        for text in texts:
+            rows.append(text[name])
+        out[name] = torch.stack(rows).to(device)
     return out
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    total = 0
+    for tensor in tensors.values():
+        total += tensor.nbytes
+    return total
 
 
 class TextCache:

@@ -538,7 +538,7 @@ def quiet() -> Iterator[None]:
     """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to
     know."""
     logs = (diffusers.utils.logging, transformers.utils.logging)
-    before = [log.get_verbosity() for log in logs]
+    before = (logs[0].get_verbosity(), logs[1].get_verbosity())
     try:
         for log in logs:
             log.set_verbosity_error()

@@ -264,7 +264,10 @@ class TunedPipeline:
     def whole(self) -> Any:
         """Return the pipeline with its text encoders, which are loaded now if they were not needed
         so far."""
-        missing = [name for name in self._loaded.encoders if getattr(self.pipeline, name) is None]
+        missing = []
+        for name in self._loaded.encoders:
+            if getattr(self.pipeline, name) is None:
+                missing.append(name)
         if not missing:
             return self.pipeline
         with quiet():
@@ -394,8 +397,12 @@ class TunedPipeline:
         return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
 
     def _encoders(self) -> list[nn.Module]:
-        found = [getattr(self.pipeline, name) for name in self._loaded.encoders]
-        return [part for part in found if part is not None]
+        found = []
+        for name in self._loaded.encoders:
+            part = getattr(self.pipeline, name)
+            if part is not None:
+                found.append(part)
+        return found
 
     def _tokenizers(self) -> dict[str, Any]:
         parts = self.pipeline.components

@@ -159,26 +159,13 @@ def parse_methods(text: str, where: str) -> tuple[PublishedMethod, ...]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: expected YAML, got {error}") from error
     except ValidationError as error:
-        lines = [_said(item, raw) for item in error.errors()]
-        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
+        raise ConfigError(f"{where}: {error}") from error
     for key in ("slug", "name"):
         counts = Counter(getattr(method, key) for method in found)
         twice = [value for value, count in counts.items() if count > 1]
         if twice:
             raise ConfigError(f"{where}: expected a {key} of its own for each, got {twice} twice")
     return tuple(found)
-
-
-def _said(error: Any, raw: Any) -> str:
-    """Say what is wrong at a place of the file: entry by slug, key, expected, got, nearest key."""
-    number, *keys = [*error["loc"], ""] if error["loc"] else [""]
-    entry = raw[number] if isinstance(number, int) else None
-    slug = entry.get("slug", number) if isinstance(entry, dict) else number
-    what = f"{error['msg']}, got {error['input']!r}"
-    if error["type"] == "extra_forbidden":
-        model = Paper if "paper" in keys else Verified if "verified" in keys else PublishedMethod
-        what = f"no such key{near(keys[-2], model.model_fields)}"
-    return f"method {slug}: {'.'.join(str(key) for key in keys if key != '')}: {what}"
 
 
 def describe_method(method: PublishedMethod, *, cost: bool = False) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Evaluation(NamedTuple):
 
 
 MOST_ITERATIONS = 2**53  # what JSON's readers count without a mistake
+Number = float | None
 Pixels = Annotated[int, Field(ge=1, le=2**20)]
 
 
@@ -70,6 +71,22 @@ class _Written(BaseModel):
     """Something that a run writes; what is not named here may be there, too."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class _Scored(_Written):
+    interval: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    images: int | None = None
+
+
+class _OfTask(_Scored):
+    mean: Number = None
+
+
+class _Judged(_Scored):
+    iteration: int
+    score: str
+    setting: dict[str, Any] = {}
+    tasks: dict[str, _OfTask] = {}
 
 
 class _Finding(_Written):
@@ -109,6 +126,17 @@ class _Summary(_Written):
     stopped: _Stopped | None = None
 
 
+class _Section(_Written):
+    skipped: str = ""
+    table: list[list[str]] = []
+
+
+class _Doctor(_Written):
+    findings: list[dict[str, str]] = []
+    sections: dict[str, _Section] = {}
+    settings: dict[str, Any] = {}
+
+
 class _Prompts(_Written):
     prompts: Annotated[list[str], Field(min_length=1)]
     height: Pixels
@@ -116,12 +144,14 @@ class _Prompts(_Written):
 
 
 SHAPES: dict[str, Any] = {
-    TIMING: dict[str, float | None],
+    METRICS: dict[str, Number],
+    TIMING: dict[str, Number],
     FINDINGS: _Finding,
     HISTOGRAMS: _Histograms,
     SUMMARY: _Summary,
     PROMPTS: _Prompts,
     VERDICTS: dict[str, list[bool | None]],
+    DOCTOR: _Doctor,
 }
 """File -> what it, or each of its lines, has to be; the reader of evaluations is `evaluation`."""
 
@@ -154,13 +184,13 @@ def read_bytes(path: Path, start: int = 0) -> bytes:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def parse_rows(lines: Sequence[bytes], path: Path, before: int = 0) -> Rows:
-    """Parse lines of a log as `read_rows` does; `before` of them stand above these."""
+def parse_rows(lines: Sequence[bytes], path: Path) -> Rows:
+    """Parse lines of a log as `read_rows` does."""
     # each line by itself, so that a mistake is named; scores are read by those who know of NaN
     name, rows = path.name, list[dict[str, Any]]()
     constants, shape = name in (EVALS, EARLIER_EVALS), SHAPES.get(name)
     for number, line in enumerate(lines, 1):
-        where = f"{path}, line {before + number}"
+        where = f"{path}, line {number}"
         try:
             row = parse_json(line, "the line", error=ValueError, constants=constants)
         except ValueError as error:
@@ -171,20 +201,8 @@ def parse_rows(lines: Sequence[bytes], path: Path, before: int = 0) -> Rows:
         if not isinstance(row, dict) or not _whole(row.get("iteration"), MOST_ITERATIONS):
             text = f"{where}: expected an object with a whole iteration, got {_short(line)}"
             raise RunError(text)
-        if name == METRICS:
-            _check_metrics(row, where)
         rows.append(row if shape is None else shaped(row, shape, where))
     return rows
-
-
-def _check_metrics(row: Mapping[str, Any], where: str) -> None:
-    """Raise RunError for a metric that is no number."""
-    for key, value in row.items():
-        if value is not None and not isinstance(value, int | float):
-            raise RunError(
-                f"{where}: iteration {row['iteration']}, {key}: expected a number or null, got "
-                f"{value!r:.100}"
-            )
 
 
 def all_numbers(row: Mapping[str, Any]) -> bool:
@@ -365,44 +383,22 @@ def read_verdicts(run: RunPath) -> dict[int, list[bool | None]]:
 def evaluation(row: Mapping[str, Any]) -> Evaluation:
     """Check one evaluation: {iteration, score: name, <name>: mean, interval, tasks}. Raises
     DataError."""
-    # the shape of the row
-    if not isinstance(row.get("setting", {}), dict):
-        raise DataError(f'"setting": expected an object, got {row["setting"]!r}')
-    name, tasks = row.get("score"), row.get("tasks", {})
-    if not isinstance(name, str) or name not in row:
+    shaped(row, _Judged, "evaluation", error=DataError)
+    name, tasks = row["score"], row.get("tasks", {})
+    if name not in row:
         raise DataError(f'expected "score" to name one of the keys {", ".join(row)}; got {name!r}')
-    if not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
-        form = '{task: {"mean", "interval", "images"}}'
-        raise DataError(f'expected "tasks" to be {form}, got {tasks!r}')
-    # its numbers
-    scores = {task: _score(values, "mean", f"task {task!r}") for task, values in tasks.items()}
-    total = _score(row, name, f"score {name!r}")
+    shaped(row[name], Number, f"score {name!r}", error=DataError)
+    scores = {task: _score(values, "mean") for task, values in tasks.items()}
+    total = _score(row, name)
     if total.images is None:
         total = total._replace(images=_images(list(scores.values())))
-    if not _whole(row.get("iteration")):
-        raise DataError(f"expected a whole iteration, got {row.get('iteration')!r}")
     return Evaluation(row["iteration"], name, total, scores)
 
 
-def number_or_nan(value: Any, where: str) -> float:
-    """Return a number of a log, NaN for null. Raises DataError for anything else."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise DataError(f"{where}: expected a number or null, got {value!r}")
-    return float(value)
-
-
-def _score(row: Mapping[str, Any], key: str, where: str) -> Score:
-    interval, images = row.get("interval"), row.get("images")
-    if interval is None:
-        interval = [None, None]
-    if not isinstance(interval, list | tuple) or len(interval) != 2:
-        raise DataError(f"{where}: expected an interval [low, high], got {interval!r}")
-    if images is not None and not _whole(images):
-        raise DataError(f"{where}: expected a whole number of images, got {images!r}")
-    mean, low, high = (number_or_nan(value, where) for value in (row.get(key), *interval))
-    return Score(mean, low, high, images)
+def _score(row: Mapping[str, Any], key: str) -> Score:
+    ends = row.get("interval") or [None, None]
+    mean, low, high = (math.nan if value is None else value for value in (row.get(key), *ends))
+    return Score(float(mean), float(low), float(high), row.get("images"))
 
 
 def _images(scores: Sequence[Score]) -> int | None:

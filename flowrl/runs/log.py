@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -24,11 +24,10 @@ from flowrl.runs.folder import (
     FINDINGS,
     HISTOGRAMS,
     METRICS,
-    TENSORBOARD,
     TIMING,
     all_numbers,
 )
-from flowrl.runs.trackers import eval_numbers, open_trackers
+from flowrl.runs.trackers import BOARD, eval_numbers, open_trackers
 
 PAUSE = 0.2  # seconds between two looks at a running phase
 EVERY = 30.0  # seconds without a line of a log file, after which one says how far a phase is
@@ -205,7 +204,6 @@ def _clock(seconds: float) -> str:
 LOGS = (METRICS, TIMING, HISTOGRAMS)
 # phases of a few iterations only: they do not count for the time left
 MILESTONES = ("eval", "samples", "save")
-_told: set[str] = set()
 
 
 class RunLogger:
@@ -221,7 +219,7 @@ class RunLogger:
     Args:
         folder: of the run. resume_from_iteration: the first iteration that will be logged again;
         lines from there on are dropped. tensorboard: also write TensorBoard events into
-        ``<folder>/tensorboard``, where it is installed. quiet: show no progress and no hints.
+        ``<folder>/tensorboard``. quiet: show no progress and no hints.
         total: iterations of the whole run, for the time left. columns: {label: metric} shown in the
         progress line. images: {phase: images that it is about}. every: {rare phase: iterations from
         one to the next}, for the time left. track: names of trackers that are told all of it, too,
@@ -251,8 +249,9 @@ class RunLogger:
         self._seconds: dict[str, float] = {}
         self._started: float | None = None
         self._files = self._open(resume_from_iteration)
-        self._board = self._tensorboard(resume_from_iteration) if tensorboard else None
-        self._trackers = open_trackers(track, self.folder, config or {}, self.say)
+        names = [*[BOARD] * tensorboard, *track]
+        about = config or {}
+        self._trackers = open_trackers(names, self.folder, about, self.say, resume_from_iteration)
 
     def __enter__(self) -> RunLogger:
         return self
@@ -302,13 +301,13 @@ class RunLogger:
         self._write(TIMING, {"iteration": iteration, **rounded})
         if histograms:
             self._write(HISTOGRAMS, {"iteration": iteration, **histograms})
-        # TensorBoard and the terminal
+        # trackers and the terminal
         times = {f"time/{name}": value for name, value in timing.items()}
         self._add_scalars(iteration, {**values, **times})
         self._progress.show(iteration, values, timing, seconds=usual)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        """Tell TensorBoard and trackers an evaluation, a line of ``eval.jsonl``."""
+        """Tell trackers an evaluation, a line of ``eval.jsonl``."""
         self._add_scalars(row["iteration"], eval_numbers(row))
 
     def gained(self, text: str) -> None:
@@ -316,12 +315,9 @@ class RunLogger:
         self._progress.gained = text
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:
-        """Show an image [3, H, W] in [0, 1] in TensorBoard, where it is on, and to trackers."""
+        """Show an image [3, H, W] in [0, 1] to trackers."""
         for tracker in self._trackers:
             tracker.image(name, one, iteration)
-        with self._board_or_none():
-            if self._board is not None:
-                self._board.add_image(name, one.detach().float().cpu(), iteration)
 
     def say(self, text: str) -> None:
         """Print a line to stderr without breaking the progress bar; nothing when quiet."""
@@ -347,10 +343,6 @@ class RunLogger:
             # every line was flushed; what failed then was said then
             with contextlib.suppress(OSError):
                 file.close()
-        with self._board_or_none():
-            if self._board is not None:
-                self._board.close()
-        self._board = None
         self._progress.close()
 
     def _open(self, resume: int | None) -> dict[str, IO[str]]:
@@ -385,48 +377,15 @@ class RunLogger:
     def _add_scalars(self, iteration: int, values: Mapping[str, Any]) -> None:
         for tracker in self._trackers:
             tracker.log(iteration, values)
-        board = self._board
-        if board is None:
-            return
-        with self._board_or_none():
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    board.add_scalar(name, value, iteration)
-
-    @contextlib.contextmanager
-    def _board_or_none(self) -> Iterator[None]:
-        """Go on without TensorBoard where its events cannot be written, and say so: all that they
-        hold is in the other logs."""
-        try:
-            yield
-        except OSError as error:
-            self._board = None
-            reason = error.strerror or error
-            self.say(f"TensorBoard's events cannot be written: {reason}; the run goes on without")
-
-    def _tensorboard(self, purge_step: int | None) -> Any:
-        """Open the events; None, said once, where TensorBoard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            if "tensorboard" not in _told:
-                _told.add("tensorboard")
-                self.say(
-                    "TensorBoard is not installed: metrics go to metrics.jsonl only (pip install "
-                    "tensorboard)"
-                )
-            return None
-        folder = self.folder / TENSORBOARD
-        try:
-            return SummaryWriter(str(folder), purge_step=purge_step)
-        except OSError as error:
-            raise RunError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 class Silence:
-    """Stand in for a RunLogger in a process that neither writes nor talks."""
+    """Stand in for a RunLogger where nothing is written, and nothing said but by `say`."""
 
     current = ""
+
+    def __init__(self, say: Callable[[str], object] | None = None) -> None:
+        self.say = say or _nothing
 
     def __enter__(self) -> Silence:
         return self
@@ -441,33 +400,13 @@ class Silence:
         yield
         self.current = ""
 
-    def progress(self, done: int, total: int) -> None:
-        """Show nothing."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return what does nothing, in place of all else that a log can do."""
+        return _nothing
 
-    def log(
-        self,
-        iteration: int,
-        metrics: Mapping[str, Any],
-        *,
-        images: int = 0,
-        histograms: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write nothing."""
 
-    def evaluated(self, row: Mapping[str, Any]) -> None:
-        """Tell nobody."""
-
-    def gained(self, text: str) -> None:
-        """Show nothing."""
-
-    def sync(self) -> None:
-        """Write nothing."""
-
-    def image(self, name: str, one: Tensor, iteration: int) -> None:
-        """Show nothing."""
-
-    def say(self, text: str) -> None:
-        """Print nothing."""
+def _nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
 
 
 def _prepare(file: Path, resume: int | None) -> None:

@@ -297,7 +297,7 @@ class Milestones:
         all_draw = trainer.sharded or trainer.world.context > 1
         if _due(trainer.config.samples.every, trainer, end=end) and (main or all_draw):
             with log.phase("samples"):
-                _sample(trainer, run, log)
+                draw_samples(trainer, run, log)
 
 
 class _StopAsked(FlowRLError):
@@ -312,9 +312,14 @@ def _due(every: int, trainer: Trainer, *, end: bool) -> bool:
     return usual != end
 
 
-def _sample(trainer: Trainer, run: Path, log: Log) -> None:
+def draw_samples(trainer: Trainer, run: Path, log: Log) -> None:
     """Draw the same prompts from the same noise as at every other iteration."""
-    texts, images = sample_grid_prompts(trainer)
+    keep_samples(trainer, run, log, *sample_grid_prompts(trainer))
+
+
+def keep_samples(trainer: Trainer, run: Path, log: Log, texts: list[str], images: Tensor) -> None:
+    """Write what `sample_grid_prompts` drew into the run's ``samples``; which of them are right,
+    where a checker judges, stands beside them."""
     if not trainer.world.main:
         return
     broken = int((~finite_images(images)).sum())

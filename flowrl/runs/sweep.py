@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,27 +12,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
 from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
-from flowrl.core.files import is_finite_number, read_json, write_json, write_text
-from flowrl.core.identity import short_digest
+from flowrl.core.files import write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.core.types import FlowModel
-from flowrl.core.version import __version__
-from flowrl.evaluation.contents import measured_content
-from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
+from flowrl.evaluation.measures.mmhm import mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
 from flowrl.evaluation.statistics import paired_difference
 from flowrl.evaluation.suites.catalogue import prompts_of, suite_of
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.open_run import Target
-from flowrl.runs.report.style import grid_along, styled
 from flowrl.runs.suite import run_suite, scores_of
 
-RESULT, PROMPTS, MEASURED = "sweep.json", "prompts.jsonl", "measures.json"
+RESULT, PROMPTS = "sweep.json", "prompts.jsonl"
 LOWER = ("fid", "kid")  # measures of which less is better
 Open = Callable[[list[str]], Target]
 """Load the target with overrides."""
@@ -68,7 +61,6 @@ class SweepRequest(NamedTuple):
     by: str = ""  # "" = the headline; "mmhm", a reward, or a measure
     measures: Sequence[str] = ()
     tools: Tools = Tools()
-    bounds: Path | None = None  # an earlier sweep.json, whose bounds MMHM takes
 
 
 def sweep(
@@ -91,7 +83,6 @@ def sweep(
     # choose by a reward, a measure, or MMHM, the mean over all of these
     by = asked.by or headline
     columns = _columns(rows)
-    bounds = bounds_of({name: column for name, column in columns.items() if _finite(column)})
     _add_mmhm(rows, columns, asked)
     chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
     # how much less than the chosen setting each has, on the same prompts
@@ -104,7 +95,6 @@ def sweep(
         "suite": asked.suite,
         "score": headline,
         "by": by,
-        "bounds": {name: [*ends] for name, ends in bounds.items()},
         "chosen": rows[chosen],
         "rows": rows,
     }
@@ -229,7 +219,7 @@ def _points(asked: SweepRequest) -> list[SweepPoint]:
 def _row(
     point: SweepPoint, where: Path, report: Mapping[str, Any], asked: SweepRequest
 ) -> dict[str, Any]:
-    """Put a setting's numbers together; measures are kept beside its images."""
+    """Put a setting's numbers together."""
     setting, name = report["setting"], report["score"]
     row: dict[str, Any] = {
         "folder": str(where),
@@ -243,39 +233,9 @@ def _row(
         "setting": setting,
     }
     if asked.measures:
-        row["measures"] = _measured(where, asked)
+        found = measure_images(where, asked.measures, asked.tools)
+        row["measures"] = {name: found[name] for name in asked.measures}
     return row
-
-
-def _measured(where: Path, asked: SweepRequest) -> dict[str, Any]:
-    """Measure a setting's images, or read what was measured of the same images with the same
-    tools."""
-    file = where / MEASURED
-    tools = {key: str(value) for key, value in asked.tools._asdict().items()}
-    own = {"tools": tools, "content": measured_content(where, asked.tools), "flowrl": __version__}
-    found = _kept_measures(file, own)
-    missing = [name for name in asked.measures if name not in found]
-    if missing:
-        found |= measure_images(where, missing, asked.tools)
-        write_json(file, {**own, "found": found, "check": short_digest(found)})
-    return {name: found[name] for name in asked.measures}
-
-
-def _kept_measures(file: Path, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what was measured of what is there now, by this version; {} where there is nothing of
-    it. A damaged file is a warning."""
-    if not os.path.lexists(file):
-        return {}
-    try:
-        kept = read_json(file)
-        whole = isinstance(kept, dict) and kept.get("check") == short_digest(kept.get("found"))
-        why = "it was altered, or made by an earlier version"
-    except RunError as error:
-        kept, whole, why = {}, False, str(error)
-    if not whole:
-        warnings.warn(f"{file}: {why}; the images are measured anew", stacklevel=5)
-        return {}
-    return dict(kept["found"]) if all(kept.get(key) == own[key] for key in own) else {}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -293,9 +253,8 @@ def _add_mmhm(
 ) -> None:
     """Add MMHM to rows and columns where there are several numbers, unless one is missing that
     nobody asked to choose by. Raises ConfigError, DataError."""
-    limits = _read_bounds(asked.bounds) if asked.bounds is not None else None
     if len(columns) > 1 and (all(map(_finite, columns.values())) or asked.by == "mmhm"):
-        columns["mmhm"] = mmhm(columns, lower=LOWER, bounds=limits)
+        columns["mmhm"] = mmhm(columns, lower=LOWER)
         for row, value in zip(rows, columns["mmhm"], strict=True):
             row["mmhm"] = value
 
@@ -312,18 +271,6 @@ def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:
         raise ConfigError(f"--by: expected one of {', '.join(columns)}, got {by!r}{hint}")
     best = min if by in LOWER else max
     return columns[by].index(best(columns[by]))
-
-
-def _read_bounds(file: Path) -> Bounds:
-    """Read the bounds of an earlier sweep. Raises ConfigError."""
-    expected = f"--bounds {file}: expected the sweep.json of a sweep"
-    try:
-        raw = read_json(file, dict[str, Any], constants=True)["bounds"]
-        if not all(is_finite_number(end) for ends in raw.values() for end in ends):
-            raise ValueError(f"its bounds are no finite numbers: {raw!r:.100}")
-        return {name: (float(low), float(high)) for name, (low, high) in raw.items()}
-    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{expected}: {error}") from error
 
 
 def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
@@ -352,40 +299,3 @@ def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
         f"{setting['prompts_hash']}), {setting['images']} images each, seed {setting['seed']}"
     )
     return "\n".join([text_table(lines, width=width), about])
-
-
-@styled
-def sweep_figure(result: Mapping[str, Any]) -> Figure:
-    """Draw the score over guidance with its intervals, a line for each number of steps and LoRA
-    scale; over steps where guidance is one."""
-    # the axis across is the one that was swept; each other setting is a line
-    rows = result["rows"]
-    along = "guidance" if len({row["guidance"] for row in rows}) > 1 else "steps"
-    other = "steps" if along == "guidance" else "guidance"
-    lines: dict[tuple[Any, ...], list[Any]] = {}
-    for row in rows:
-        lines.setdefault((row[other], row["lora_scale"]), []).append(row)
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    grid_along(axes)
-    # error bars are drawn from the score, so they are lengths below and above it
-    for (value, scale), mine in lines.items():
-        mine = sorted(mine, key=lambda row: row[along] or 0)
-        scores = [row["score"] for row in mine]
-        ends = [_known_ends(row) for row in mine]
-        below = [score - low for score, (low, _) in zip(scores, ends, strict=True)]
-        above = [high - score for score, (_, high) in zip(scores, ends, strict=True)]
-        label = f"{value} {other}" if other == "steps" else f"guidance {value}"
-        label += "" if scale == 1 else f", LoRA scale {scale:g}"
-        places = [row[along] or 0 for row in mine]
-        axes.errorbar(places, scores, [below, above], marker="o", capsize=2, label=label)
-    axes.set_xlabel(along)
-    axes.set_ylabel(f"{result['score']}, 95 % interval")
-    axes.legend()
-    return figure
-
-
-def _known_ends(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return a row's interval; the score itself where none is known."""
-    low, high = row["interval"]
-    return (row["score"],) * 2 if low is None or high is None else (low, high)

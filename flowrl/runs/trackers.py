@@ -1,5 +1,5 @@
-"""Experiment trackers (wandb, trackio, swanlab): told what a run folder holds, and what a program
-without a folder makes.
+"""Experiment trackers (TensorBoard, wandb, trackio, swanlab): told what a run folder holds, and
+what a program without a folder makes.
 
 One that fails is left out with a message, and the run goes on. Whether they talk to a server is for
 them to say: ``WANDB_MODE=offline``, ``SWANLAB_MODE=offline``; trackio stays on this machine unless
@@ -25,9 +25,9 @@ from flowrl.core.files import is_finite_number
 from flowrl.core.installation import install
 from flowrl.core.pixels import to_bytes
 from flowrl.core.processes import world
-from flowrl.runs.folder import ENVIRONMENT, read_object
+from flowrl.runs.folder import ENVIRONMENT, TENSORBOARD, read_object
 
-PROJECT = "flowrl"
+PROJECT, BOARD = "flowrl", "tensorboard"
 Say = Callable[[str], object]
 
 
@@ -45,6 +45,7 @@ class Place(NamedTuple):
     name: str
     key: str  # under which a run goes on when it is resumed; "" of what has no folder
     folder: Path
+    begun: int | None  # the first iteration that is told again; None of a new run
 
 
 class Tracker:
@@ -95,21 +96,27 @@ def trackers_given(track: Any) -> tuple[str, ...]:
 
 
 def open_trackers(
-    names: Sequence[str], run: Path | None, config: Mapping[str, Any], say: Say | None = None
+    names: Sequence[str],
+    run: Path | None,
+    config: Mapping[str, Any],
+    say: Say | None = None,
+    begun: int | None = None,
 ) -> list[Tracker]:
     """Begin trackers in the first process, for a run folder or for a config without one; one that
-    cannot begin is left out with a message, on stderr unless `say` is there."""
+    cannot begin is left out with a message, on stderr unless `say` is there. `begun`: the first
+    iteration that a run which goes on tells again."""
     if not names or not world().main:
         return []
     tell = partial(print, file=sys.stderr) if say is None else say
     if run is None:
-        place = Place(str(config.get("name", PROJECT)), "", Path())
+        place = Place(str(config.get("name", PROJECT)), "", Path(), begun)
     else:
-        place = Place(run.resolve().name, _key(run), run)
+        place = Place(run.resolve().name, _key(run), run, begun)
     found = []
     for name in names:
         try:
-            found.append(Tracker(name, TRACKERS[name](place, config), tell))
+            begin = _tensorboard if name == BOARD else TRACKERS[name]
+            found.append(Tracker(name, begin(place, config), tell))
         except Exception as error:
             tell(_fault(name, error))
     return found
@@ -136,6 +143,21 @@ def _key(run: Path) -> str:
     found = read_object(run, ENVIRONMENT)
     begun = f"{run.resolve()} {sorted(found.items())}"
     return hashlib.blake2b(begun.encode(), digest_size=10).hexdigest()
+
+
+def _tensorboard(place: Place, config: Mapping[str, Any]) -> Open:
+    from torch.utils.tensorboard import SummaryWriter
+
+    board = SummaryWriter(str(place.folder / TENSORBOARD), purge_step=place.begun)
+
+    def log(values: Mapping[str, Any], at: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                board.add_scalar(name, value, at)
+            else:
+                board.add_image(name, value, at, dataformats="HWC")
+
+    return Open(log, lambda levels: levels, board.close)
 
 
 def _wandb(place: Place, config: Mapping[str, Any]) -> Open:

@@ -54,8 +54,14 @@ def deal(
         ranked = torch.argsort(step * len(units) + place)
         place = torch.empty_like(place).scatter(0, ranked, torch.arange(len(units)))
     at, row = torch.sort(place.to(nodes.device)[index], stable=True)
-    # as many parts as there can be, whose sizes differ by one unit at most
-    return _split_by(nodes[row], at * min(updates, len(units)) // max(1, len(units)), at)
+    # as many parts as there can be, whose sizes differ by one unit at most; empty ones are left out
+    part = at * min(updates, len(units)) // max(1, len(units))
+    sizes = torch.bincount(part).tolist()
+    dealt = []
+    for node, there in zip(nodes[row].split(sizes), at.split(sizes), strict=True):
+        if len(node):
+            dealt.append(Minibatch(node, there))
+    return dealt
 
 
 def cut(part: Minibatch, state: Tensor, size: int) -> list[NetworkCall]:
@@ -73,15 +79,13 @@ def cut(part: Minibatch, state: Tensor, size: int) -> list[NetworkCall]:
     shared = len(torch.unique(pairs[1])) < pairs.shape[1]
     call = torch.tensor(_calls_shared(pairs, size) if shared else _calls(pairs, size))[unit]
     order = torch.argsort(call, stable=True)
-    rows = order.split(torch.bincount(call).tolist())
-    return [_network_call(node[at], state[at], part.node.device) for at in rows]
-
-
-def _network_call(node: Tensor, state: Tensor, device: torch.device) -> NetworkCall:
-    first, index = state_rows(state)
-    moved = (rows.to(device, non_blocking=True) for rows in (node, first, index))
-    there, first, index = moved
-    return NetworkCall(remember(there, node), StateRows(first, index))
+    device, calls = part.node.device, []
+    for at in order.split(torch.bincount(call).tolist()):
+        first, index = state_rows(state[at])
+        moved = StateRows(first.to(device, non_blocking=True), index.to(device, non_blocking=True))
+        there = node[at].to(device, non_blocking=True)
+        calls.append(NetworkCall(remember(there, node[at]), moved))
+    return calls
 
 
 def _calls(pairs: Tensor, size: int) -> list[int]:
@@ -108,14 +112,6 @@ def _calls_shared(pairs: Tensor, size: int) -> list[int]:
         filled = states[one] if new else filled | states[one]
         call[one] = last + new
     return call
-
-
-def _split_by(nodes: Tensor, part: Tensor, place: Tensor) -> list[Minibatch]:
-    """Cut nodes [N] of ascending places [N] into their parts [N], ascending too; leave out empty
-    parts."""
-    sizes = torch.bincount(part).tolist()
-    pairs = zip(nodes.split(sizes), place.split(sizes), strict=True)
-    return [Minibatch(node, at) for node, at in pairs if len(node)]
 
 
 # ------------------------------------------------------------------- of all processes together
@@ -146,6 +142,8 @@ class SharedForest(NamedTuple):
 
     def own_part(self, part: Minibatch, like: Rollout) -> Minibatch:
         """Pick this process' nodes of an optimizer step, numbered as in its own rollout."""
+        if self.place is None:
+            return part
         node = self.numbered(part.node, like)
         return Minibatch(node[node >= 0], part.place.to(node.device)[node >= 0])
 
@@ -161,6 +159,8 @@ class NodeTable(NamedTuple):
 
     def own(self, forest: SharedForest, like: Rollout) -> NodeTable:
         """Pick what is about this process' nodes; numbers of nodes are those of its own rollout."""
+        if forest.place is None:
+            return self
         segment = None if self.segment is None else forest.own(self.segment, like)
         facts = {}
         for name, rows in self.facts.items():

@@ -20,6 +20,7 @@ from flowrl.training.batches import (
     Minibatch,
     NetworkCall,
     NodeTable,
+    SharedForest,
     cut,
     deal,
 )
@@ -44,14 +45,6 @@ class Trained(NamedTuple):
     # of the network, and how many of them went backward, where rows took several steps
     calls: tuple[int, int] | None = None
     asked: Asked = ()  # of parts, such as teachers
-
-    def network_rows(self) -> int:
-        """Count the rows that the network was called with."""
-        return len(torch.unique(self.state))
-
-    def asked_calls(self) -> int:
-        """Count the network calls of parts."""
-        return sum(times * len(torch.unique(states)) for states, times in self.asked)
 
 
 class LocalData(NamedTuple):
@@ -101,16 +94,17 @@ def learn(run: Run, it: Iteration) -> None:
     norms: list[float] = []
     refused = 0
     follows = run.parts.agree("trains_policy", run.iteration)
-    dealt = _updates(run, forest.whole, it.table) if follows else []
-    lives = [_live(run, part, it.table) for part in dealt]
-    mines = [forest.own_part(live, ro) for live in lives]
-    run.parts.ask("before_steps", run, [it.table.advantage[live.node] for live in lives])
-    progress = _Progress(run, sum(len(mine.node) for mine in mines))
-    for update, (part, live, mine) in enumerate(zip(dealt, lives, mines, strict=True)):
+    steps = _steps(run, forest, ro, it.table) if follows else []
+    signals, progress = [], _Progress(run)
+    for step in steps:
+        signals.append(it.table.advantage[step.live.node])
+        progress.total += len(step.mine.node)
+    run.parts.ask("before_steps", run, signals)
+    for update, step in enumerate(steps):
         _set_lr(run, run.iteration * run.config.train.updates + update)
-        if not len(live.node):
+        if not len(step.live.node):
             continue
-        work = partial(_differentiate, run, local, mine, len(part.node), update, progress)
+        work = partial(_differentiate, run, local, step.mine, step.total, update, progress)
         parts = run.world.together(work)
         norm, made = _optimizer_step(run, ro, parts, it.rows, update)
         norms.append(norm)
@@ -125,21 +119,33 @@ def learn(run: Run, it: Iteration) -> None:
         it.metrics["kl_weight"] = run.method.kl_beta * run.state.kl_factor
     run.parts.ask("learned", run, it, seen)
     # what it cost
-    spent = [_network_calls(run, part) for part in seen] + it.spent
+    spent = list(it.spent)
+    for trained in seen:
+        spent.append(_network_calls(run, trained))
     calls, backwards = run.world.totals(spent, 2)
     it.metrics |= {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
     it.metrics["lr"] = float(run.optimizer.param_groups[0]["lr"])
 
 
+@dataclass
 class _Progress:
     """Tell a run how many of this process' nodes were differentiated, in all optimizer steps."""
 
-    def __init__(self, run: Run, total: int) -> None:
-        self.run, self.total, self.done = run, total, 0
+    run: Run
+    total: int = 0
+    done: int = 0
 
     def advance(self, nodes: int) -> None:
         self.done += nodes
         self.run.progress(self.done, self.total)
+
+
+class _Step(NamedTuple):
+    """What an optimizer step is made of."""
+
+    total: int  # nodes that its loss is divided by
+    live: Minibatch  # those of them that can have a gradient, in all processes
+    mine: Minibatch  # and in this one
 
 
 # ------------------------------------------------------------------------------ what is trained
@@ -199,22 +205,23 @@ def _unit_of(run: Run, ro: Rollout, table: NodeTable, nodes: Tensor) -> Tensor:
     return states_of(ro, nodes, run.method.likelihood.trains)
 
 
-def _updates(run: Run, ro: Rollout, table: NodeTable) -> list[Minibatch]:
+def _steps(run: Run, forest: SharedForest, ro: Rollout, table: NodeTable) -> list[_Step]:
+    """Deal the trained nodes out to optimizer steps."""
     t = run.config.train
-    nodes, key = units(run, ro, table)
+    nodes, key = units(run, forest.whole, table)
     rng = generator(run.config.seed, "order", run.iteration)
-    return deal(ro, nodes, unit=key, updates=t.updates, order=t.order, generator=rng)
-
-
-def _live(run: Run, part: Minibatch, table: NodeTable) -> Minibatch:
-    """Leave out units of advantage 0 where they have no gradient; they are counted all the
-    same."""
-    if "zero_advantage" in run.method.needs:
-        return part
-    kept = table.advantage[part.node] != 0
-    if table.segment is not None and bool(kept.any()):
-        kept = torch.isin(part.place, part.place[kept])
-    return Minibatch(part.node[kept], part.place[kept])
+    dealt = deal(forest.whole, nodes, unit=key, updates=t.updates, order=t.order, generator=rng)
+    found = []
+    for part in dealt:
+        live = part
+        # units of advantage 0 are left out where they have no gradient, but counted all the same
+        if "zero_advantage" not in run.method.needs:
+            kept = table.advantage[part.node] != 0
+            if table.segment is not None and bool(kept.any()):
+                kept = torch.isin(part.place, part.place[kept])
+            live = Minibatch(part.node[kept], part.place[kept])
+        found.append(_Step(len(part.node), live, forest.own_part(live, ro)))
+    return found
 
 
 # ---------------------------------------------------------------------------- one network call
@@ -281,9 +288,13 @@ def _network_calls(run: Run, part: Trained) -> tuple[int, int]:
     if part.calls is not None:
         return part.calls
     calls = run.method.trained_calls(part.update, run.steps_before)
-    rows = part.network_rows()
+    rows = len(torch.unique(part.state))
     backwards = rows * run.method.graphs if calls else 0
-    return rows * calls + part.asked_calls(), backwards
+    # those of parts
+    made = rows * calls
+    for states, times in part.asked:
+        made += times * len(torch.unique(states))
+    return made, backwards
 
 
 # --------------------------------------------------------------------------- one optimizer step
@@ -316,8 +327,12 @@ def _optimizer_step(
 ) -> tuple[float, bool]:
     """Step along the sum of all processes' gradients -> its norm, and whether no part refused the
     step. Raises RunError if the norm is not finite."""
-    sum_gradients(run)
-    gradients = [p.grad for p in run.params.values() if p.grad is not None]
+    if run.world.size * run.world.context > 1:
+        sum_gradients(run)
+    gradients = []
+    for p in run.params.values():
+        if p.grad is not None:
+            gradients.append(p.grad)
     norm = whole(torch.nn.utils.get_total_norm(gradients))
     size = float(norm)
     if not math.isfinite(size):
@@ -423,18 +438,20 @@ def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dic
     # columns that sort the others, or are a part of one, are no metrics themselves
     step, update = rows.pop("step"), rows.pop("update")
     pull = rows.pop(KL_TERM, None)
-    out = {name: values.mean().item() for name, values in rows.items()}
+    out = {}
+    for name, values in rows.items():
+        out[name] = values.mean().item()
     if pull is not None:
         out["kl_share"] = _kl_share(rows["loss"], pull)
     # before the first update old and new weights are the same, so a ratio other than 1 is a fault
     if "ratio" in rows:
-        out["ratio_std"] = _spread(rows["ratio"])
+        out["ratio_std"] = rows["ratio"].std(correction=0).item()
         first = rows["ratio"][update == 0]
         out["on_policy_gap"] = (first - 1).abs().max().item() if len(first) else 0.0
     # by denoising step: a mean over all would hide one step that is far off
     for k in step.unique().tolist():
         if "ratio" in rows:
-            out[f"ratio_std/step{k}"] = _spread(rows["ratio"][step == k])
+            out[f"ratio_std/step{k}"] = rows["ratio"][step == k].std(correction=0).item()
         for name in BY_STEP:
             if name in rows:
                 out[f"{name}/step{k}"] = rows[name][step == k].mean().item()
@@ -450,22 +467,20 @@ def _kl_share(loss: Tensor, pull: Tensor) -> float:
     return kl / (own + kl) if own + kl > 0 else 0.0
 
 
-def _spread(values: Tensor) -> float:
-    return values.std(correction=0).item()
-
-
 def _all_rows(seen: list[Trained], world: World) -> Rows:
     """Join the rows of all calls, and of all processes -> {metric, "step", "update": [N]}."""
-    calls = []
+    # the columns of all calls
+    columns: dict[str, list[Tensor]] = {}
     for part in seen:
         update = torch.full_like(part.step, part.update)
-        calls.append({**part.metrics, "step": part.step, "update": update})
-    rows = _joined(calls)
+        for name, values in {**part.metrics, "step": part.step, "update": update}.items():
+            columns.setdefault(name, []).append(values)
+    rows = {}
+    for name, parts in columns.items():
+        rows[name] = torch.cat(parts)
     if world.size == 1:
         return rows
+    # of processes that have any
     found = world.gather({name: values.cpu() for name, values in rows.items()})
-    return _joined([row for row in found if row])
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    return concatenated(parts) if parts else {}
+    there = [row for row in found if row]
+    return concatenated(there) if there else {}

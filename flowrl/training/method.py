@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ RESERVED = frozenset(
 class Method(NamedTuple):
     """What a method is made of. Rewards are elsewhere: see `flowrl.evaluation.reward_set`."""
 
-    plan: Callable[[int], Plan]
+    plan: Callable[[int], Plan]  # of an iteration; the last one is kept
     transition: Transition
     credit: Callable[..., Tensor]
     likelihood: Likelihood
@@ -97,7 +98,10 @@ class Method(NamedTuple):
         """
         decay = self.copies.get("old")
         same = update == 0 and (decay is None or all(decay(count) == 0 for count in steps))
-        return tuple(name for name in self.snapshots if not (same and name == "old"))
+        wanted = list(self.snapshots)
+        if same and "old" in wanted:
+            wanted.remove("old")
+        return tuple(wanted)
 
     def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
@@ -123,7 +127,7 @@ def method_of(config: Config) -> Method:
     loss, kl = config.call("loss"), config.call("kl") if config.kl_beta else None
     needs = needs_of(loss) | needs_of(kl)
     return Method(
-        plan=config.call("plan"),
+        plan=functools.lru_cache(maxsize=1)(config.call("plan")),
         transition=config.call("transition"),
         credit=config.credit.make(),
         likelihood=likelihood,

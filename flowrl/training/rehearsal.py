@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flowrl.algorithms.forest import best_below, count_trained, states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
-from flowrl.algorithms.rollout.plan_steps import steps_of, windows_of
+from flowrl.algorithms.rollout.plan_steps import key_of, steps_of, windows_of
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.abilities import ExtendsModel
@@ -81,7 +81,7 @@ def check_plan(config: Config, task: Task | None = None) -> RehearsedIteration:
             whole, rehearsed = method.plan(iteration), []
             for plan in windows_of(whole):
                 # most iterations have a plan that was looked at before
-                key = repr([row.tolist() if isinstance(row, Tensor) else row for row in plan])
+                key = key_of(plan)
                 if key in known:
                     continue
                 known.add(key)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -15,15 +16,13 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import cond_of, leaf_places, leaf_sigmas, merge, without_leaves
 from flowrl.algorithms.rollout.engine import sample
-from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
-from flowrl.core.abilities import judges_singly, sees_latents
 from flowrl.core.errors import RunError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.processes import waiting
 from flowrl.core.seeds import generator
-from flowrl.core.types import Latents, Plan, RewardBatch, Rollout, concatenated
-from flowrl.evaluation.sources import encode_rows, sources_of
-from flowrl.training.run import Prepared, Run
+from flowrl.core.types import Latents, RewardBatch, Rollout, concatenated
+from flowrl.evaluation.sources import sources_of
+from flowrl.training.run import Run
 
 Step = Callable[[int, int], None]
 Values = dict[str, Tensor]
@@ -56,27 +55,35 @@ def collect(
     t = run.config.train
     places = range(len(rows)) if places is None else places
     size = -(-len(places) // t.parts)
-    turns = [places[first : first + size] for first in range(0, len(places), size)]
+    turns = -(-len(places) // size)
     # a thread starts with torch's default number of threads
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
     rollouts: list[Rollout] = []
-    answers, images = [], ImageBuffer(len(places))
+    answers: list[Future[Values]] = []
+    images = ImageBuffer(len(places))
     try:
-        for number, turn in enumerate(turns):
-            step = partial(_of_turns, run, number, len(turns))
-            ro, levels = _sample_turn(run, rows, turn, attempt, step)
+        for number in range(turns):
+            step = partial(_of_turns, run, number, turns)
+            at = number * size
+            ro, levels = _sample_turn(run, rows, places[at : at + size], attempt, step)
             with run.phase("decode"):
-                at = len(rollouts) * size
                 if levels is None:
                     place = images.decode(run, ro, rows, first=at)
                 else:
                     place = images.keep(ro, levels, first=at)
-            batch = with_latents(run, ro, reward_batch(run, ro, images.of(place), rows))
+            batch = reward_batch(run, ro, images.of(place), rows)
+            if run.reward_set.sees_latents:
+                batch = with_latents(ro, batch)
             rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
             same = distinct_leaves(ro)[1]
-            there = pool if t.overlap and len(turns) > 1 else None
-            answers.append(_score(run, batch, same, there, step))
+            # beside the sampling of the next turn, or at once: the thread hears no progress
+            if t.overlap and turns > 1:
+                answers.append(pool.submit(_score, run, batch, same))
+            else:
+                answers.append(Future())
+                with run.phase("reward"):
+                    answers[-1].set_result(_score(run, batch, same, step))
             del ro, levels, batch
         with run.phase("reward"):
             values = []
@@ -117,20 +124,23 @@ def sample_forest(
         made: Rollout = given[0]
         return made
     with run.parts.inside("encoding", run):
-        cond = encode_rows(run.model, run.train_set, rows, run.size)
+        cond = run.encode(rows)
     with run.parts.inside("sampling", run):
         noise = run.parts.first("noise", run, rows, places, attempt)
         # noise follows from seed, iteration, place and attempt alone, so a resume draws the same
         stream, again = "rollout" if noise is None else "scouted", (attempt,) if attempt else ()
+        generators = []
+        for place in places:
+            generators.append(generator(c.seed, stream, run.iteration, place, *again))
         return sample(
             run.model,
             cond,
             plan,
             run.method.transition,
-            sigmas=sigma_grid(run, plan),
-            shape=run.model.latent_shape(c.image.height, c.image.width),
+            sigmas=run.sigmas(plan),
+            shape=run.latent_shape,
             group_size=run.cost.roots,
-            generators=[generator(c.seed, stream, run.iteration, p, *again) for p in places],
+            generators=generators,
             group_ids=torch.tensor(places),
             same_noise=c.train.same_noise,
             micro_batch=c.train.rollout_batch,
@@ -144,7 +154,9 @@ def _sample_turn(
     run: Run, rows: list[int], turn: Sequence[int], attempt: int, progress: Step
 ) -> tuple[Rollout, Tensor | None]:
     """Sample a turn -> its rollout, and the images [l, 3, H, W] where these are there already."""
-    mine = [rows[place] for place in turn]
+    mine = []
+    for place in turn:
+        mine.append(rows[place])
     with run.phase("rollout"):
         given: tuple[Rollout, Tensor] | None = run.parts.first("rollout", run, mine, turn[0])
         if given is not None:
@@ -152,37 +164,22 @@ def _sample_turn(
         return sample_forest(run, mine, places=turn, attempt=attempt, progress=progress), None
 
 
-def _score(
-    run: Run, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None, progress: Step
-) -> Future[Values]:
-    """Ask the rewards about a turn, in the thread of `pool` or at once. Each sees its images as
-    floats of its own; equal ones, of one number in `same` [L], are shown once if all judge singly.
-    `progress` hears only what this thread does.
-    """
-    once = scored_once(run)
-
-    def ask(*told: Step) -> Values:
-        seen = first_of(batch, same) if once else batch
-        values = run.reward_set.score(seen, f"iteration {run.iteration}", *told)
-        return {name: row[same] for name, row in values.items()} if once else values
-
-    if pool is not None:
-        return pool.submit(ask)
-    done: Future[Values] = Future()
-    with run.phase("reward"):
-        done.set_result(ask(progress))
-    return done
-
-
-def scored_once(run: Prepared) -> bool:
-    """Say whether equal images are shown to the rewards once."""
-    return all(judges_singly(reward) for reward in run.rewards.values())
+def _score(run: Run, batch: RewardBatch, same: Tensor, *progress: Step) -> Values:
+    """Ask the rewards about a turn. Each sees its images as floats of its own; equal ones, of one
+    number in `same` [L], are shown once if all judge singly."""
+    where = f"iteration {run.iteration}"
+    if not run.reward_set.judges_singly:
+        return run.reward_set.score(batch, where, *progress)
+    values = run.reward_set.score(first_of(batch, same), where, *progress)
+    for name, row in values.items():
+        values[name] = row[same]
+    return values
 
 
 def images_worked_on(run: Run, ro: Rollout) -> tuple[int, int]:
     """Count the images of a rollout that were decoded, and those that were scored."""
     distinct = len(distinct_leaves(ro)[0])
-    return distinct, distinct if scored_once(run) else len(ro.leaf)
+    return distinct, distinct if run.reward_set.judges_singly else len(ro.leaf)
 
 
 def _merged(
@@ -253,6 +250,7 @@ def prompt_of(ro: Rollout, node: int, texts: list[str]) -> str:
 # ------------------------------------------------------------------------- images as bytes
 
 
+@dataclass
 class ImageBuffer:
     """The images of this process' prompts, uint8 [L, 3, H, W], or videos [L, T, 3, H, W], on the
     host, in the order of the merged rollout's leaves.
@@ -260,9 +258,8 @@ class ImageBuffer:
     On the model's device there are never more than one call's images.
     """
 
-    def __init__(self, prompts: int) -> None:
-        self.prompts = prompts
-        self.levels: Tensor | None = None
+    prompts: int
+    levels: Tensor | None = None
 
     @torch.no_grad()
     def decode(self, run: Run, ro: Rollout, rows: list[int], *, first: int) -> Tensor:
@@ -271,7 +268,7 @@ class ImageBuffer:
 
         Leaves with one latent are decoded once. Raises RunError for what is not finite.
         """
-        texts = [run.train_set.texts[row] for row in rows]
+        texts = run.train_set.texts_of(rows)
         check_latents(ro, texts, run.iteration)
         place = leaf_places(ro, first=first, prompts=self.prompts)
         node, same = distinct_leaves(ro)
@@ -279,7 +276,11 @@ class ImageBuffer:
         for start in range(0, len(node), size):
             some = node[start : start + size]
             mine = (same >= start) & (same < start + size)
-            levels = _decoded(run, ro, some, texts)
+            # nothing of a call stays on the device
+            made = run.model.decode(ro.x[some].float())
+            check_images(ro, some, made, texts, run.iteration)
+            levels = to_bytes(made).cpu()
+            del made
             room = self._room(levels, len(place) // len(ro.group_ids))
             room[place[mine]] = levels[same[mine] - start]
             del levels
@@ -307,13 +308,6 @@ class ImageBuffer:
             count = per_prompt * self.prompts
             self.levels = torch.empty(count, *like.shape[1:], dtype=torch.uint8)
         return self.levels
-
-
-def _decoded(run: Run, ro: Rollout, nodes: Tensor, texts: list[str]) -> Tensor:
-    """Decode leaves [B] -> uint8 [B, 3, H, W] on the host. Nothing of it stays on the device."""
-    images = run.model.decode(ro.x[nodes].float())
-    check_images(ro, nodes, images, texts, run.iteration)
-    return to_bytes(images).cpu()
 
 
 def distinct_leaves(ro: Rollout) -> tuple[Tensor, Tensor]:
@@ -355,28 +349,19 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
 # ------------------------------------------------------------------- what rewards see
 
 
-def sigma_grid(run: Run, plan: Plan) -> Tensor:
-    """Return the sigmas [S+1] that a plan is run on: the model's own, or what the plan reads off
-    them."""
-    size = (run.config.image.height, run.config.image.width)
-    if plan.sigma_grid is None:
-        return run.model.sigmas(len(plan.noise), *size)
-    return read_sigma_grid(run.model.sigmas(plan.sigma_grid.steps, *size), plan.sigma_grid)
-
-
 def reward_batch(run: Run, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
     """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
     group = ro.tree.group[ro.leaf]
-    index = [rows[g] for g in group.tolist()]
+    index = []
+    for g in group.tolist():
+        index.append(rows[g])
     sigma = leaf_sigmas(ro, run.method.plan(run.iteration).tail).cpu()
     return prompted(run, images, group, index)._replace(sigma=sigma)
 
 
-def with_latents(run: Run, ro: Rollout, batch: RewardBatch) -> RewardBatch:
+def with_latents(ro: Rollout, batch: RewardBatch) -> RewardBatch:
     """Show the latents of a rollout's leaves, the states that estimates among them are of, and what
-    they are conditioned on, if a reward asks for them."""
-    if not any(sees_latents(reward) for reward in run.rewards.values()):
-        return batch
+    they are conditioned on."""
     # an estimate belongs to the node above it, a finished image to itself
     estimate, states = batch.sigma > 0, None
     if bool(estimate.any()):
@@ -387,7 +372,9 @@ def with_latents(run: Run, ro: Rollout, batch: RewardBatch) -> RewardBatch:
 
 def prompted(run: Run, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:
     """Put images [L, 3, H, W] together with the training prompts `index` [L]."""
-    records = [run.train_set.records[row] for row in index]
-    prompts = [record["prompt"] for record in records]
-    sources = sources_of(run.train_set, index, run.size)
+    records = []
+    for row in index:
+        records.append(run.train_set.records[row])
+    prompts = run.train_set.texts_of(index)
+    sources = sources_of(run.train_set, index, run.size) if run.edits else []
     return RewardBatch(images, prompts, group, records, torch.zeros(len(records)), sources)

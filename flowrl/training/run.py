@@ -6,6 +6,7 @@ loaded where that is possible.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.config.load import Config, check_config, check_eval_count, check_eval_size
 from flowrl.core.abilities import EncodesAhead, ExtendsModel, Visit, stays
 from flowrl.core.errors import ConfigError
@@ -31,10 +33,17 @@ from flowrl.core.prompts import (
     undeclared,
 )
 from flowrl.core.seeds import generator
-from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
+from flowrl.core.types import Cond, FlowModel, Plan, RewardBatch, Rollout, Tree
 from flowrl.evaluation.reward_call import check_arguments, frames_of, try_out
 from flowrl.evaluation.reward_set import RewardSet
-from flowrl.evaluation.sources import check_sources, check_starts, source_paths, sources_of
+from flowrl.evaluation.sources import (
+    SOURCE,
+    check_sources,
+    check_starts,
+    encode_rows,
+    source_paths,
+    sources_of,
+)
 from flowrl.training.batches import NodeTable, SharedForest
 from flowrl.training.checks import (
     check_headline,
@@ -167,6 +176,11 @@ class Prepared(Task):
         """Return height and width of the images, in pixels."""
         return self.config.image.height, self.config.image.width
 
+    @functools.cached_property
+    def edits(self) -> bool:
+        """Say whether training prompts start from images."""
+        return any(SOURCE in record for record in self.train_set.records)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Prepared):
@@ -177,6 +191,28 @@ class Run(Prepared):
     weights: Weights  # copies of them
     optimizer: torch.optim.Optimizer
     state: State
+    grids: dict[int, Tensor] = field(default_factory=dict)  # the model's own, by number of steps
+
+    @functools.cached_property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Return the shape of one latent."""
+        return tuple(self.model.latent_shape(*self.size))
+
+    def sigmas(self, plan: Plan) -> Tensor:
+        """Return the sigmas [S+1] that a plan is run on: the model's own, which it is asked for
+        once, or what the plan reads off them."""
+        steps = len(plan.noise) if plan.sigma_grid is None else plan.sigma_grid.steps
+        if steps not in self.grids:
+            self.grids[steps] = self.model.sigmas(steps, *self.size)
+        own = self.grids[steps]
+        return own if plan.sigma_grid is None else read_sigma_grid(own, plan.sigma_grid)
+
+    def encode(self, rows: Sequence[int]) -> Cond:
+        """Encode training prompts `rows` [G], with their sources where the model starts from images
+        -> {name: [G, ...]}."""
+        if hasattr(self.model, "encode_with_sources"):
+            return encode_rows(self.model, self.train_set, rows, self.size)
+        return self.model.encode(self.train_set.texts_of(rows))
 
     @property
     def iteration(self) -> int:
@@ -196,7 +232,8 @@ class Run(Prepared):
     @property
     def steps_before(self) -> list[int]:
         """Return how many optimizer steps were made at the end of each earlier iteration."""
-        return [(k + 1) * self.config.train.updates for k in range(self.iteration)]
+        updates = self.config.train.updates
+        return list(range(updates, (self.iteration + 1) * updates, updates))
 
     def policy(self, name: str) -> AbstractContextManager[None]:
         """Let the model run with a copy of the weights; as its base model, where that is what the

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flowrl.algorithms.forest import Trains
-from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for, total_counts
+from flowrl.algorithms.rollout.plan_steps import PlanCounts, key_of, roots_for, total_counts
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import ALONE, World
@@ -30,6 +30,8 @@ class Task:
     parts: Parts
     world: World = ALONE
     sharded: bool = False
+    # of the plans that were looked at, by `key_of`: no iteration counts one again
+    costs: dict[str, IterationCost] = field(default_factory=dict)
 
     @functools.cached_property
     def guided(self) -> bool:
@@ -37,11 +39,14 @@ class Task:
         return is_guided(self.config)
 
     def work(self, plan: Plan) -> IterationCost:
-        """Count what an iteration with a plan costs."""
-        cost = cost_of_plan(self.config, plan, self.method.likelihood, guided=self.guided)
-        for part in self.parts.at("work"):
-            cost = part.work(self, plan, cost)
-        return cost
+        """Count what an iteration with a plan costs; of one that was counted before, say it."""
+        key = key_of(plan)
+        if key not in self.costs:
+            cost = cost_of_plan(self.config, plan, self.method.likelihood, guided=self.guided)
+            for part in self.parts.at("work"):
+                cost = part.work(self, plan, cost)
+            self.costs[key] = cost
+        return self.costs[key]
 
     def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row takes at most: those of the method, and
@@ -53,7 +58,7 @@ class Task:
 
     def known(self) -> dict[str, Any]:
         """Return the fields by name, for a record of more."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Trainer(Run):
             rows = self.rows()
             places = self.world.share(len(rows))
             # sample, decode and score
-            found = self.world.together(lambda: collect(self, rows, places))
+            found = self.world.together(partial(collect, self, rows, places))
             it = Iteration(rows, places, found)
             self.parts.ask("scored", self, it)
         # from rewards to advantages
@@ -250,8 +250,8 @@ def give_credit(run: Run, it: Iteration) -> None:
     it.metrics |= metrics | {"decoded": float(decoded), "scored": float(scored)}
     # what learns from rewards does so now: after an error the iteration would be half done
     learners = run.parts.at("credited")
-    keeps = any(part in learners for part in run.parts.at("state_dict"))
-    run.state.intact = run.state.intact and not keeps
+    for part in run.parts.at("state_dict"):
+        run.state.intact = run.state.intact and part not in learners
     run.parts.ask("credited", run, it)
     # a part may have joined prompts into one group
     it.forest = it.forest._replace(whole=whole._replace(tree=it.tree))

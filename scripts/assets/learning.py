@@ -1,5 +1,5 @@
 """Train a small model of the shapes worlds with several seeds, and write what it gained: the video
-model on moving shapes, or the editing model on edits.
+model on moving shapes, by AWM or by MIND-V, or the editing model on edits.
 
 ::
 
@@ -23,7 +23,9 @@ from scipy import stats
 
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
+from flowrl.core.types import FlowModel
 from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.trainer import Trainer
 
@@ -37,6 +39,7 @@ class Task(NamedTuple):
     strict: str
     images: int  # of each test prompt
     unit: str = "images"
+    guidance: float = 1.0  # that the base model is judged with, too
 
 
 TASKS = {
@@ -45,6 +48,9 @@ TASKS = {
     ),
     "edits": Task(
         "assets/shapes-edits/awm.yaml", "assets/shapes-edits/test.jsonl", "edit", "strict", 8
+    ),
+    "mind_v": Task(
+        "shapes/mind_v", "assets/moving/test.jsonl", "moving", "strict", 16, "videos", 3.0
     ),
 }
 
@@ -75,20 +81,27 @@ def main() -> None:
 
 def trained(trainer: Trainer, task: Task) -> dict[str, Any]:
     """Train -> scores of the test prompts before and after."""
-    before, rewards = judged(trainer, task), []
+    before, rewards = judged(trainer.model, trainer, task), []
+    found: dict[str, Any] = {"seed": trainer.config.seed, "before": before}
+    # what guidance alone makes of the base model, for those who would compare
+    if task.guidance != 1:
+        guided = trainer.config.replace(model={"guidance": task.guidance}).call("model")()
+        where = environment()
+        found |= {"flowrl": where["flowrl"], "commit": where["commit"]}
+        found["guided"] = judged(guided, trainer, task)
     for _ in range(trainer.config.train.iterations):
         rewards.append(round(trainer.step()[f"reward/{task.reward}"], 4))
         print(trainer.config.seed, len(rewards), rewards[-1], flush=True)
-    after = judged(trainer, task)
-    print(before, after, flush=True)
-    return {"seed": trainer.config.seed, "before": before, "after": after, "training": rewards}
+    found["after"] = judged(trainer.model, trainer, task)
+    print(found, flush=True)
+    return {**found, "training": rewards}
 
 
-def judged(trainer: Trainer, task: Task) -> dict[str, float]:
-    """Return the mean of each reward on the test prompts."""
+def judged(model: FlowModel, trainer: Trainer, task: Task) -> dict[str, float]:
+    """Return the mean of each reward of a model's images of the test prompts."""
     config = trainer.config
     report = evaluate_prompts(
-        trainer.model,
+        model,
         load_prompts(task.test),
         trainer.rewards,
         headline=task.reward,
@@ -105,7 +118,9 @@ def joined(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarize the gains of several seeds."""
     gains = {name: gain(runs, name) for name in (task.reward, task.strict)}
     head = {"reward": task.reward, **gains[task.reward]}
-    what = {"config": task.config, "prompts": task.test, task.unit: task.images}
+    what: dict[str, Any] = {"config": task.config, "prompts": task.test, task.unit: task.images}
+    if task.guidance != 1:
+        what["guidance"] = task.guidance
     return {**what, "gain": head, "strict": gains[task.strict], "seeds": runs}
 
 

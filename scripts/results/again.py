@@ -1,10 +1,10 @@
-"""Work the intervals of result files out again, from the outcomes that are beside them.
+"""Work the intervals of gains.json out again, from the outcomes that are beside it.
 
     python scripts/results/again.py
 
-Rewrites `low` and `high` of assets/results/gains.json from assets/results/gains-outcomes.json, and
-the means and intervals of assets/results/demonstration.json from its own outcomes; what was
-measured stays. Run it after a change of `flowrl/evaluation/crossed_errors.py`, then `tables.py`.
+Rewrites `low` and `high` of assets/results/gains.json from assets/results/gains-outcomes.json; what
+was measured stays. Run it after a change of `flowrl/evaluation/crossed_errors.py` and after
+`demonstration/summaries.py`, then `tables.py`.
 
 gains-outcomes.json holds for each comparison how many images of each prompt were right, a digit a
 prompt in base 36: of the base model, and of every seed of every config, since the spread over seeds
@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.files import write_json
-from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.crossed_errors import crossed, weights_of
+from flowrl.evaluation.crossed_errors import weights_of
 from flowrl.runs.compare.records import unpacked
 from flowrl.runs.compare.summary import ErrorModel, equal_spreads
 
@@ -109,45 +108,10 @@ def gains_again(found: Found, kept: Mapping[str, Any], demonstration: Found) -> 
     return {**found, "rows": list(rows.values())}
 
 
-def demonstration_again(found: Found) -> Found:
-    """Return demonstration.json with means and intervals worked out again, of settings and of what
-    one has more than another."""
-    # shares of right images [S, P] of each setting
-    shares, again = {}, dict(found)
-    for name, entry in found.items():
-        if isinstance(entry, dict) and "outcomes" in entry:
-            seeds = []
-            for seed in entry["outcomes"]:
-                seeds.append([sum(images) / len(images) for images in unpacked(seed)])
-            shares[name] = np.array(seeds), _tags(entry["prompts"])
-    for name, (values, tags) in shares.items():
-        again[name] = {**found[name], **_within(crossed(values, tags))}
-    # differences, against one seed of the base model
-    for name in found:
-        one, minus, other = name.partition("_minus_")
-        if minus and one in shares and other in shares:
-            values, tags = shares[one]
-            again[name] = {**found[name], **crossed(values - shares[other][0], tags)}
-    return again
-
-
-def _tags(prompts: str) -> list[str]:
-    records = load_prompts(str(ROOT / prompts)).records
-    return [str(record.get("tag", "all")) for record in records]
-
-
-def _within(found: Found) -> Found:
-    """Cut off what intervals of shares have below 0 or above 1."""
-    for one in (found, *found["tasks"].values()):
-        one["interval"] = [b if b is None else min(1.0, max(0.0, b)) for b in one["interval"]]
-    return found
-
-
 def main() -> None:
-    """Rewrite both files."""
-    demonstration = demonstration_again(read(DEMONSTRATION))
-    write_json(DEMONSTRATION, demonstration)
-    write_json(GAINS, gains_again(read(GAINS), read(OUTCOMES)["comparisons"], demonstration))
+    """Rewrite the file."""
+    kept = read(OUTCOMES)["comparisons"]
+    write_json(GAINS, gains_again(read(GAINS), kept, read(DEMONSTRATION)))
 
 
 if __name__ == "__main__":

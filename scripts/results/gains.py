@@ -36,6 +36,9 @@ PAGE, METHODS = ROOT / "docs" / "results.md", ROOT / "docs" / "methods"
 TEST = "the test prompts"
 MARK = re.compile(r"<!-- gain: (?!end)(\S+) -->\n.*?<!-- gain: end -->", re.DOTALL)
 HEAD = ["config", "gain", "95 % interval", "right images", "against guidance", "NFE"]
+LEARNT = {"shapes/mind_v": FILE.parent / "mind_v.json"}
+"""Configs whose score is no share of right images -> what scripts/assets/learning.py measured."""
+
 COUNTS = {1: "1 seed", 2: "2 seeds", 3: "3 seeds", 4: "4 seeds", 5: "5 seeds"}
 Row = dict[str, Any]
 
@@ -131,6 +134,8 @@ def line(config: str, found: Sequence[Row]) -> str:
     """
     if config in methods_table.by_config():
         return methods_table.line(methods_table.by_config()[config], methods_table.found()[0])
+    if config in LEARNT and LEARNT[config].exists():
+        return wrapped(_learnt(config))
     row = next((row for row in found if row["config"] == config and row["on"]), None)
     if row is None:
         return "Not measured on shapes."
@@ -141,9 +146,23 @@ def line(config: str, found: Sequence[Row]) -> str:
     text = f"`{config}`: {points(row['gain'])} points ({', '.join(facts)})"
     if row["on"] != TEST:
         text += f" on {row['on']}"
-    elif row["against_guidance"] is not None:
+    if row["against_guidance"] is not None:
         text += f"; {points(row['against_guidance'])} against guidance"
     return wrapped(f"{text}.")
+
+
+def _learnt(config: str) -> str:
+    """Say what a config gained of its own reward, and what guidance gains without training."""
+    one = read(LEARNT[config])
+    seeds, name, (low, high) = one["seeds"], one["gain"]["reward"], one["gain"]["interval"]
+    facts = f"{points(low, '')} to {points(high, '')}, {COUNTS[len(seeds)]}"
+    facts += f", {len(seeds[0]['training'])} iterations"
+    before, guided = (np.mean([run[key][name] for run in seeds]) for key in ("before", "guided"))
+    return (
+        f"`{config}`: {points(one['gain']['mean'])} points of the reward `{name}` ({facts}) on the "
+        f"test prompts; the base model has {percent(before)}, with guidance {one['guidance']:g} "
+        f"{percent(guided)}."
+    )
 
 
 def method_page(text: str, found: Sequence[Row]) -> str:

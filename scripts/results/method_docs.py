@@ -45,6 +45,11 @@ def levels() -> dict[str, Verified]:
     found = dict.fromkeys(list_configs(), Verified())
     kept = [(gains.FILE.name, row["version"], row) for row in gains.rows()]
     kept += [(EQUAL.name, row["flowrl"], row) for row in methods_table.found()[1]]
+    for config, file in gains.LEARNT.items():
+        if file.exists():
+            runs = gains.read(file)["seeds"]
+            row = {"config": config, "seeds": len(runs)}
+            kept.append((file.name, max(run["flowrl"] for run in runs), row))
     for file, version, row in kept:
         if row["config"] in found:
             found[row["config"]] = Verified(

@@ -78,6 +78,8 @@ FIRST = (
 ELSEWHERE = {
     "shapes/ddpo_sdxl": "another base model",
     "shapes/paco_rl": "another base model, which edits",
+    "shapes/edit_r1": "another base model, which edits",
+    "shapes/mind_v": "another base model, which makes videos",
     "shapes/find_narrow": "learns the noise of a few prompts",
     "shapes/find_own": "learns the noise of a few prompts",
     "shapes/zo_rank_sgd": "learns the noise of a few prompts",
@@ -88,6 +90,7 @@ ELSEWHERE = {
 
 NEEDS = {
     "shapes/spo": "a judge of noisy images",
+    "shapes/auto_rubric": "a judge over HTTP",
     "shapes/spo_latent": "a judge of latents",
     "shapes/drm": "a judge of latents",
     "shapes/dina_lrm": "a judge of latents",
@@ -154,7 +157,7 @@ def _compare(name: str) -> None:
 def add_to(file: Path, configs: Sequence[Any], **options: Any) -> None:
     """Compare configs by calls of the network into a file; what stands there beside stays."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    compare(configs, seconds=0, count="calls", out=file, **options)
+    compare(configs, seconds=0, out=file, **options)
     found = json.loads(file.read_text(encoding="utf-8"))
     write_json(file, {**found, **{key: kept[key] for key in kept if key not in found}})
 

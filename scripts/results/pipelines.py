@@ -49,6 +49,7 @@ def main(asked: list[str]) -> int:
     from flowrl.core.installation import environment
 
     rows = record() if FILE.exists() else {}
+    commit = environment()["commit"]  # before the file of the results changes
     names = [name for name in asked if not name.startswith("--")]
     if not names and "--page" not in asked:
         names = sorted({name for group in classes().values() for name in group})
@@ -57,11 +58,13 @@ def main(asked: list[str]) -> int:
     failed = 0
     for name in names:
         try:
-            rows[name] = {**measured(name), "commit": environment()["commit"]}
+            rows[name] = measured(name)
         except Exception:  # what is left is measured, too
             traceback.print_exc()
             failed += 1
             continue
+        if "run" in rows[name]:
+            rows[name]["commit"] = commit
         print(f"{name}: {json.dumps(rows[name])}", flush=True)
         write(rows)
     write(rows)

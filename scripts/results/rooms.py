@@ -1,4 +1,4 @@
-"""Count the rooms of the source, their files, floors and arrows, and draw them.
+"""Count the rooms of the source, their files, floors and arrows.
 
     python scripts/results/rooms.py              # print the figures
     python scripts/results/rooms.py --root DIR   # of another checkout
@@ -7,7 +7,7 @@ A room is what lies directly under flowrl/ (a folder, or a file that stands alon
 a whole; flowrl/__init__.py and flowrl/__main__.py are doors and not counted. An arrow goes from
 room to room where one imports the other, also inside a function. A room's floor is one above the
 highest room that it uses. `python scripts/results/tables.py` writes the table of
-docs/architecture.md, that of the parts of the training loop, and assets/figures/rooms.svg.
+docs/architecture.md, and that of the parts of the training loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, FIGURE = ROOT / "docs" / "architecture.md", ROOT / "assets" / "figures" / "rooms.svg"
+PAGE = ROOT / "docs" / "architecture.md"
 MARK, END = "<!-- rooms: table -->", "<!-- rooms: end -->"
 DOORS = ("flowrl", "flowrl.__main__")
 PARTS_MARK, PARTS_END = "<!-- parts: table -->", "<!-- parts: end -->"
@@ -93,7 +93,7 @@ def _says(root: Path, name: str) -> str:
     return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
 
 
-# ------------------------------------------------------------------------------- table and figure
+# ------------------------------------------------------------------------------------- the tables
 
 
 def table(found: list[Room]) -> str:
@@ -109,15 +109,15 @@ def table(found: list[Room]) -> str:
     return "\n".join([*lines, "", said])
 
 
-def parts_table(root: Path = ROOT) -> str:
+def parts_table() -> str:
     """Show the parts of the training loop that ship: name, what brings each in, what it does."""
     rows = []
     for folder in ("flowrl/training/parts", "flowrl/techniques"):
-        for file in sorted((root / folder).glob("*.py")):
+        for file in sorted((ROOT / folder).glob("*.py")):
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 row = _part(node) if isinstance(node, ast.ClassDef) else None
                 if row is not None:
-                    rows.append(f"| {row[0]} | {row[1]} | {row[2]} | `{file.relative_to(root)}` |")
+                    rows.append(f"| {row[0]} | {row[1]} | {row[2]} | `{file.relative_to(ROOT)}` |")
     head = ["| part | asked for by | what it does | file |", "|---|---|---|---|"]
     return "\n".join([*head, *sorted(rows)])
 
@@ -145,100 +145,10 @@ def filled(text: str, found: list[Room]) -> str:
     return text
 
 
-WIDTH, HIGH, GAP = 860, 56, 30
-STYLE = (
-    "text{font-family:Helvetica,Arial,sans-serif;fill:#1f2933}"
-    ".name{font-size:15px;font-weight:bold}.says{font-size:11px;font-weight:normal;fill:#52606d}"
-    "rect{fill:#f2f6fb;stroke:#3b6ea5;stroke-width:1.2}"
-    "path{fill:none;stroke:#9fb3c8;stroke-width:1.2;marker-end:url(#tip)}"
-    ".far{stroke-dasharray:5 4}"
-)
-TIP = (
-    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-    'orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#9fb3c8;stroke:none"/></marker></defs>'
-)
-
-
-def figure(found: list[Room]) -> str:
-    """Draw the rooms as SVG, the highest floor on top; an arrow goes to what a room imports.
-
-    Arrows that follow from others are left out: runs -> core is clear from runs -> cost -> core.
-    """
-    places = _places(found)
-    high = max(place[1] for place in places.values()) + HIGH + 10
-    near, far = _arrows(found, places)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {high}" role="img" '
-        f'aria-label="The rooms of flowrl and what they import">',
-        f"<style>{STYLE}</style>{TIP}",
-        *near,
-        *(_box(room, *places[room.name]) for room in found),
-        *far,
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
-
-
-def _places(found: list[Room]) -> dict[str, tuple[int, int, int]]:
-    """Return {room: x, y and width of its box}."""
-    top = found[-1].floor
-    places = {}
-    for floor in range(1, top + 1):
-        here = [room.name for room in found if room.floor == floor]
-        wide = (WIDTH - 20 - 20 * (len(here) - 1)) // len(here)
-        for i, name in enumerate(here):
-            places[name] = (10 + i * (wide + 20), 10 + (top - floor) * (HIGH + GAP), wide)
-    return places
-
-
-def _box(room: Room, x: int, y: int, wide: int) -> str:
-    """Draw a room: name, number of files, and as much of what it says as its width holds."""
-    words, lines = room.says.split(), [""]
-    for word in words:
-        if len(lines[-1]) + len(word) + 1 > wide // 6:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    text = "".join(
-        f'<text class="says" x="{x + 12}" y="{y + 37 + 14 * i}">{_safe(line)}</text>'
-        for i, line in enumerate(lines[:2])
-    )
-    return (
-        f'<rect x="{x}" y="{y}" width="{wide}" height="{HIGH}" rx="6"/>'
-        f'<text class="name" x="{x + 12}" y="{y + 20}">{room.name}'
-        f'<tspan class="says" dx="10">{room.files} files</tspan></text>{text}'
-    )
-
-
-def _arrows(
-    found: list[Room], places: dict[str, tuple[int, int, int]]
-) -> tuple[list[str], list[str]]:
-    """Return the arrows to the next floor, and the dashed ones that pass a floor."""
-    uses = {r.name: r.uses for r in found}
-    floors = {r.name: r.floor for r in found}
-    near, far = [], []
-    for room in found:
-        implied = set().union(*(uses[other] for other in room.uses))
-        for other in sorted(room.uses - implied):
-            (x, y, wide), (u, v, broad) = places[room.name], places[other]
-            if floors[other] < room.floor - 1:
-                at = u + 9 * broad // 10
-                far.append(f'<path class="far" d="M{at} {y + HIGH}L{at} {v - 2}"/>')
-            else:
-                # at the middle of the narrower box
-                at = x + wide // 2 if wide < broad else u + broad // 2
-                near.append(f'<path d="M{at} {y + HIGH}L{at} {v - 2}"/>')
-    return near, far
-
-
-def _safe(text: str) -> str:
-    """Write a text for XML; backquotes of code are left out."""
-    return text.replace("`", "").replace("&", "&amp;").replace("<", "&lt;")
-
-
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
-    """Return what fills the page and the figure."""
+    """Return what fills the page."""
     found = rooms()
-    return [(PAGE, lambda text: filled(text, found)), (FIGURE, lambda _: figure(found))]
+    return [(PAGE, lambda text: filled(text, found))]
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ PARTS = (
     "claims",
     "methods_figures",
     "hacking",
+    "votes",
     "quickstart",
     "demonstrated",
     "estimates",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from comparekit import rehearse_few
 from torch import Tensor
 from toykit import linear, redness, toy, write_toy
 
@@ -29,6 +30,11 @@ TEXTS = [f"a {color} dot, number {place}" for place in range(10) for color in ("
 
 def bright(images: Tensor, prompts: list[str]) -> Tensor:
     return images.mean((1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearse_few(monkeypatch)
 
 
 class Rows:
@@ -103,7 +109,7 @@ def called(name: str, config: Any, folder: Path, **given: Any) -> Any:
 SEVEN = ("train", "Trainer", "evaluate", "compare", "tune", "estimate", "doctor")
 WRONG: dict[str, tuple[Any, str]] = {
     "model": (3, "model: expected a folder or a hub id, a loaded pipeline of diffusers"),
-    "prompts": (3, "prompts: expected a path or the name of a list"),
+    "prompts": (3, "prompts: expected a path or the name of a list, a list of texts or of"),
     "test_prompts": (3, "test_prompts: expected a path or the name of a list"),
     "rewards": (3, "rewards: expected a function, the name of a shipped reward, a list"),
     "overrides": (3, "overrides: expected a list of texts like"),
@@ -120,8 +126,11 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", SEVEN)
 def test_each_call_checks_each_argument_alike(name: str, argument: str, tmp_path: Path) -> None:
     given, said = WRONG[argument]
+    file = write_toy(tmp_path)
+    before = {*tmp_path.iterdir()}
     with pytest.raises(ConfigError, match=said):
-        called(name, write_toy(tmp_path), tmp_path, **{"plugins": PLUGIN, argument: given})
+        called(name, file, tmp_path, **{"plugins": PLUGIN, argument: given})
+    assert {*tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", SEVEN)
@@ -243,7 +252,6 @@ def test_equal_texts_are_not_parted_and_files_stay_found(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"prompts": 3}, "prompts: expected a path or the name of a list, a list of texts or of"),
         ({"prompts": b"a red dot"}, "prompts: expected a path or the name of a list"),
         ({"prompts": {"prompt": "a"}}, r"prompts: .* a list of one record is \[\{'prompt'"),
         ({"prompts": " "}, "prompts: expected a path or a name, got an empty text"),
@@ -254,34 +262,20 @@ def test_equal_texts_are_not_parted_and_files_stay_found(
         ({"prompts": [{"tag": "a"}]}, r'prompts\[0\]: expected the key "prompt" .*got \'tag\''),
         ({"prompts": [{"prompt": "a", "image": object()}]}, "leave such columns out"),
         ({"prompts": ["a"], "test_prompts": [""]}, r"test_prompts\[0\]: expected a text that is"),
-        ({"test_prompts": 3}, "test_prompts: expected a path or the name of a list"),
-        ({"rewards": 3}, "rewards: expected a function, the name of a shipped reward, a list"),
         ({"rewards": []}, "rewards: expected at least one, got none"),
         ({"rewards": {"red": 3}}, "rewards.red: expected a function, the name of a shipped reward"),
         ({"rewards": {"a/b": redness}}, "rewards: expected a name of letters.*got 'a/b'"),
         ({"rewards": [redness, redness]}, "rewards: two of them are called 'redness'; name them"),
         ({"rewards": "pikscore"}, "has no file 'pikscore'; did you mean 'pickscore'"),
-        (
-            {"model": 3},
-            "model: expected a folder or a hub id, a loaded pipeline of diffusers",
-        ),
         ({"model": ""}, "model: expected a folder or a hub id, got an empty text"),
-        ({"overrides": 3}, "overrides: expected a list of texts like"),
         ({"overrides": [3]}, "overrides: expected a list of texts, got"),
         ({"overrides": {"train": {"group": {1}}}}, "train.group: expected a value that a config"),
         ({"trian": {"iterations": 3}}, "the call has no argument 'trian'; did you mean 'train'"),
         (
-            {"train": {"iteration": 3}},
-            "no argument 'iteration'; did you mean 'iterations'",
-        ),
-        (
             {"callbacks": 3},
             "callbacks: expected a list of parts, objects of classes on",
         ),
-        ({"callbacks": [3]}, r"callbacks\[0\]: expected a part, an instance of a class on"),
         ({"track": 3}, r"track: expected a list of names, as in \['wandb'\]"),
-        ({"track": "wanbd"}, "did you mean 'wandb'"),
-        ({"plugins": 3}, "plugins: expected a list of texts"),
         ({"reward": bright}, "has no argument 'reward'; did you mean 'rewards'"),
         ({"iterations": 3}, "iterations is a key of train: train={'iterations': ...}"),
         ({"prompts": "a red cube"}, r"there is no file .*prompts=\['a red cube'\]"),
@@ -395,7 +389,6 @@ def test_the_other_calls_take_the_same(tmp_path: Path) -> None:
         seeds=[0],
         nfe=200,
         seconds=0,
-        count="calls",
         points=1,
         runs=tmp_path / "compared",
         out=tmp_path / "compared/result.json",
@@ -452,7 +445,6 @@ def test_parts_join_in_every_call_that_trains_or_forecasts(tmp_path: Path) -> No
         seeds=[0, 1],
         nfe=150,
         seconds=0,
-        count="calls",
         points=1,
         runs=tmp_path / "compared",
         out=tmp_path / "compared/result.json",
@@ -490,7 +482,6 @@ def test_a_search_takes_the_same(tmp_path: Path) -> None:
         prompts=TEXTS,
         plugins=PLUGIN,
         nfe=200,
-        count="calls",
         out=tmp_path / "tuned",
         quiet=True,
     )

@@ -50,10 +50,8 @@ SMALLER: dict[str, Any] = {
     "samples": {"every": 0, "prompts": 1},
 }
 CONFIGS = {
-    "sd3.5": "sd3/flow_grpo_fast",
     "flux": "flux/flow_grpo_fast",
     "sdxl": "sd3/flow_grpo_fast",  # there is none of this method: the pipeline chooses its adapter
-    "qwen_image": "qwen_image/flow_grpo_fast",
     "wan": "wan/flow_grpo_fast",
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from toykit import write_toy
 
 from flowrl.cli.main import main
@@ -83,15 +84,18 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     options = [gate, "train.iterations=5", "--plugin", "toykit"]
     assert main(["train", str(config), *options, "--run", f"{tmp_path}/whole", "--quiet"]) == 0
     go.touch()
-    process = spawn("-m", "flowrl", "train", config, *options, "--run", tmp_path / "run")
+    words = ["-m", "flowrl", "train", str(config), *options, "--run", f"{tmp_path}/run"]
+    process = warm.start(words, tmp_path / "log")
     reached, until = go.with_suffix(".reached"), time.monotonic() + 300
-    while not reached.exists() and process.poll() is None and time.monotonic() < until:
+    while not reached.exists() and process.is_alive() and time.monotonic() < until:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
     go.unlink()
-    _, error = process.communicate(timeout=300)
+    process.join(300)
+    error = (tmp_path / "log").read_text()
     # it says how to go on
-    assert process.returncode == 130 and "Traceback" not in error, error
+    assert process.exitcode == 130 and "Traceback" not in error, error
     saved = f"{tmp_path}/run/checkpoints/000003"
     assert f"flowrl: stopped after iteration 3, saved {saved}; go on with: " in error
     command = error.rsplit("go on with: ", 1)[1].split()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from flowrl.config.calls import Call
 from flowrl.config.load import load_config
@@ -155,9 +153,10 @@ def test_arguments_of_the_optimizers(fn: str) -> None:
         assert line in str(caught.value)
 
 
-ROOT = Path(__file__).parents[2]
 BEFORE = "import rewards; assert rewards.mine"
 CODE = """
+import sys
+assert "rewards" not in sys.modules
 {before}
 import flowrl
 overrides = ["rewards.best={{fn: win_rate, judge: {{fn: vlm}}}}"]
@@ -175,19 +174,15 @@ assert config.rewards["best"].make().judge
     [
         ("rewards.py", BEFORE, BEFORE, "flowrl_rewards"),
         ("rewards/__init__.py", "", BEFORE, "flowrl_rewards"),
+        ("other.py", "", "", "rewards"),
     ],
 )
 def test_a_module_of_our_name(
     tmp_path: Path, file: str, before: str, after: str, package: str
 ) -> None:
-    """Imported before ours, and found after. Without one, as here, ours has its own name."""
-    config = load_config("shapes/flow_grpo")
-    assert type(config.rewards["shapes"].make()).__module__ == "rewards.shapes"
+    """Imported before ours, and found after. Without one ours has its own name."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine = True\n")
-    code = CODE.format(before=before, after=after, package=package)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "script.py").write_text(CODE.format(before=before, after=after, package=package))
+    code, said = warm.run([f"{tmp_path}/script.py"], tmp_path / "log", folder=tmp_path)
+    assert code == 0, said

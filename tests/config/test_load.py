@@ -15,6 +15,7 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from shippedkit import shipped
 from tiny import tiny_sd3
 from toykit import redness, toy, write_toy
 
@@ -247,7 +248,7 @@ def test_windows_file_with_a_byte_order_mark(tmp_path: Path, file: Path) -> None
 
 @pytest.mark.parametrize("name", list_configs())
 def test_shipped_config_binds(name: str, tmp_path: Path) -> None:
-    config = load_config(name)
+    config = shipped(name)
     again = tmp_path / "again.yaml"
     again.write_text(config.dump())
     assert load_config(again) == config
@@ -257,7 +258,7 @@ ITERATIONS = range(30)
 
 
 def test_only_plans_of_recorded_runs_have_a_seed_of_their_own() -> None:
-    pinned = [n for n in list_configs() if load_config(n).plan.kwargs.get("seed") is not None]
+    pinned = [n for n in list_configs() if shipped(n).plan.kwargs.get("seed") is not None]
     recorded = ("adv_grpo", "adv_grpo_gated", "flow_dppo", "flow_grpo", "flow_grpo_fast")
     assert pinned == [f"shapes/{name}" for name in recorded]
 

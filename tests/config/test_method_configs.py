@@ -4,14 +4,16 @@ can be trained."""
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 import yaml
 from diffusers import UniPCMultistepScheduler
+from shippedkit import shipped
 
 from flowrl.algorithms.rollout.plan_steps import counts
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import Config
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.cost.architecture import released_parts
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
@@ -19,7 +21,7 @@ from flowrl.training.rehearsal import RehearsedIteration, check_plan
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 # what they train is not in the network
 NOISE = {f"shapes/{name}" for name in ("find", "find_own", "find_narrow", "zo_rank_sgd")}
-NOISE |= {"shapes/prior_grpo", "sd15/find"}
+NOISE |= {"shapes/prior_grpo", "sd15/find", "sd15/zo_rank_sgd"}
 
 
 class Row(NamedTuple):
@@ -117,7 +119,12 @@ COUNTS = {
 @pytest.fixture(scope="module", params=list_configs())
 def forecast(request: pytest.FixtureRequest) -> tuple[str, RehearsedIteration]:
     """Bind a shipped config and rehearse its iterations."""
-    return request.param, check_plan(load_config(request.param))
+    return request.param, rehearsed(request.param)
+
+
+@cache
+def rehearsed(name: str) -> RehearsedIteration:
+    return check_plan(shipped(name))
 
 
 def test_every_config_can_be_trained(forecast: tuple[str, RehearsedIteration]) -> None:
@@ -168,8 +175,8 @@ def test_each_value_has_an_origin(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_published_numbers(name: str) -> None:
-    config, row = load_config(name), TABLE[name]
-    found, kwargs = check_plan(config), config.plan.kwargs
+    config, row = shipped(name), TABLE[name]
+    found, kwargs = rehearsed(name), config.plan.kwargs
     assert (kwargs["steps"], kwargs["noise_scale"], config.lr) == (
         row.steps,
         row.noise_scale,
@@ -185,7 +192,7 @@ def test_published_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in PUBLISHED if n.rpartition("/")[2] in NORMS])
 def test_how_advantages_are_normalised(name: str) -> None:
-    found = load_config(name).credit.kwargs
+    found = shipped(name).credit.kwargs
     assert (found["ddof"], found["eps"], found.get("std")) == NORMS[name.rpartition("/")[2]]
 
 
@@ -193,18 +200,18 @@ def test_pace_of_the_windows_and_of_pruning() -> None:
     """MixGRPO moves every 25 iterations, Flash every 20, the run on SD3.5 every 150; Chunk-GRPO as
     in its script."""
     every = {
-        n: load_config(n).plan.kwargs["every"]
+        n: shipped(n).plan.kwargs["every"]
         for n in ("flux/mix_grpo", "flux/mix_grpo_flash", "sd3/mix_grpo")
     }
     assert every == {"flux/mix_grpo": 25, "flux/mix_grpo_flash": 20, "sd3/mix_grpo": 150}
-    chunk = load_config("flux/chunk_grpo")
+    chunk = shipped("flux/chunk_grpo")
     assert (chunk.lr, chunk.plan.kwargs["noise_scale"], chunk.train.updates) == (1e-5, 0.7, 2)
     assert (chunk.eval.steps, chunk.eval.tuned) == (50, 0.6)  # 30 of 50 steps by the tuned model
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_calls_and_images_of_the_plans(name: str) -> None:
-    plan = load_config(name).call("plan")(0)
+    plan = shipped(name).call("plan")(0)
     found = counts(plan)
     assert Plan(found.nfe, found.leaves, found.edges) == COUNTS[name]
 
@@ -212,21 +219,20 @@ def test_calls_and_images_of_the_plans(name: str) -> None:
 def test_branches_trained() -> None:
     """Of 218 edges the 16 of the last step are never trained; published: 36 optimizer steps of 2
     trees' edges."""
-    found = check_plan(load_config("flux/branch_grpo"))
+    found = rehearsed("flux/branch_grpo")
     assert (found.decisions, found.work.updates) == (16 * (218 - 16), 36)
-    mix = check_plan(
-        load_config("flux/branch_grpo_mix")
-    )  # noise on steps 0 to 3, 6 and 9 only, a step each 12 edges
+    # noise on steps 0 to 3, 6 and 9 only, a step each 12 edges
+    mix = rehearsed("flux/branch_grpo_mix")
     assert (mix.decisions, mix.work.updates) == (16 * (2 + 2 + 2 + 4 + 8 + 16), round(2 * 34 / 12))
 
 
 def test_chunks_trained() -> None:
     """Four chunks of the 16 steps that are trained; int(4 x 0.5) = 2 of them for each image."""
-    config = load_config("flux/chunk_grpo")
+    config = shipped("flux/chunk_grpo")
     assert config.segment is not None and config.segment.kwargs["sizes"] == [2, 3, 4, 7]
     assert config.select[0].kwargs["share"] == 0.5 and config.train.max_grad_norm == 0.01
     assert config.loss.kwargs["clip_low"] == config.loss.kwargs["clip_high"] == 5e-5
-    found = check_plan(config)
+    found = rehearsed("flux/chunk_grpo")
     assert found.work.decisions == 16 * 12 * 16
     assert (2 + 3) * 12 <= found.decisions / 16 <= (4 + 7) * 12
 
@@ -234,7 +240,7 @@ def test_chunks_trained() -> None:
 def test_reconstructions_take_what_is_known() -> None:
     """VGPO: 10 and 40 steps, the first 5 anchored. Dynamic-TreeRPO: binary, depth 4, 16 leaves, no
     KL."""
-    vgpo, tree = load_config("sd3/vgpo"), load_config("flux/dynamic_treerpo")
+    vgpo, tree = shipped("sd3/vgpo"), shipped("flux/dynamic_treerpo")
     assert (vgpo.plan.kwargs["steps"], vgpo.eval.steps, vgpo.credit.kwargs["anchored_steps"]) == (
         10,
         40,
@@ -247,7 +253,7 @@ def test_reconstructions_take_what_is_known() -> None:
 def test_the_window_of_mix_grpo() -> None:
     """Published: 300 iterations move it by floor(iteration / 25), so steps 0 to 14 are all that it
     reaches."""
-    config = load_config("flux/mix_grpo")
+    config = shipped("flux/mix_grpo")
     plans = [
         config.call("plan")(i).noise.nonzero().flatten().tolist()
         for i in range(config.train.iterations)
@@ -272,7 +278,7 @@ def first_steps(config: Config, boundary: float) -> int:
 def test_only_the_first_expert_learns(name: str, boundary: float, first: int) -> None:
     """Wan 2.2: by the released schedulers the noisy steps lie above the boundary, as the heads of
     the configs say."""
-    config = load_config(name)
+    config = shipped(name)
     assert first_steps(config, boundary) == first
     noisy = {int(step) for i in range(50) for step in config.call("plan")(i).noise.nonzero()}
     assert noisy and max(noisy) < first

@@ -7,8 +7,8 @@ from inspect import signature
 
 import pytest
 from diffusers import WanImageToVideoPipeline, WanPipeline
+from shippedkit import shipped
 
-from flowrl.config.load import load_config
 from flowrl.core.shipped_files import list_configs
 
 
@@ -22,7 +22,7 @@ from flowrl.core.shipped_files import list_configs
 )
 def test_whose_std_fast_divides_by(name: str, std: str) -> None:
     """global_std in config/grpo.py of yifan123/flow_grpo at 9745241 and at a2832cc."""
-    found = load_config(name).credit.kwargs
+    found = shipped(name).credit.kwargs
     assert (found["ddof"], found["eps"], found["std"]) == (0, 1e-4, std)
 
 
@@ -31,7 +31,7 @@ def test_the_windows_of_fast() -> None:
     first three. The first form forks at one of steps 0 to 5 and has noise on that and the next."""
     steps: dict[str, set[int]] = {}
     for name in ("sd3/flow_grpo_fast", "flux/flow_grpo_fast", "sd3/flow_grpo_fork"):
-        plan = load_config(name).call("plan")
+        plan = shipped(name).call("plan")
         steps[name] = {int(plan(i).noise.nonzero().min()) for i in range(200)}
     assert steps["sd3/flow_grpo_fast"] == {0, 1, 2}
     assert steps["flux/flow_grpo_fast"] == {0}
@@ -57,7 +57,7 @@ ADAPTERS = {
 
 @pytest.mark.parametrize("slug", ADAPTERS)
 def test_adapters_on_flux(slug: str) -> None:
-    lora = load_config(f"flux/{slug}").model.kwargs["lora"]
+    lora = shipped(f"flux/{slug}").model.kwargs["lora"]
     assert (lora["rank"], lora["alpha"]) == ADAPTERS[slug]
     names = {f"attn.{name}" for name in (*ATTENTION, "to_add_out")} | set(FEED_FORWARD)
     assert set(lora["targets"]) == names and len(lora["targets"]) == 12
@@ -67,7 +67,7 @@ def test_ddpo_and_dance_grpo_on_sd14() -> None:
     """kvablack/ddpo-pytorch at 1958463, config/dgx.py:aesthetic: 256 images an epoch, (8 * 4) /
     (4 * 4) = 2 updates, diffusers' LoRAAttnProcessor of rank 4. XueZeyue/DanceGRPO at 15cc71d,
     config_sd/dgx.py:hpsv2: 4 prompts on each of 8 GPUs, no averaged weights."""
-    ddpo, dance = load_config("sd15/ddpo"), load_config("sd15/dance_grpo")
+    ddpo, dance = shipped("sd15/ddpo"), shipped("sd15/dance_grpo")
     for config in (ddpo, dance):
         assert config.model.kwargs["path"] == "CompVis/stable-diffusion-v1-4"
     assert (ddpo.train.prompts, ddpo.train.group, ddpo.train.updates) == (256, 1, 2)
@@ -78,7 +78,7 @@ def test_ddpo_and_dance_grpo_on_sd14() -> None:
 def test_align_prop_on_sd15() -> None:
     """mihirp1998/AlignProp at b22918a, aesthetic.sh: 4 GPUs * 8 images * 4 accumulated, 20 epochs;
     config/alignprop_config.py: 42 and 5 of 50 steps, guidance, rates, the loss's factor and aim."""
-    c = load_config("sd15/align_prop")
+    c = shipped("sd15/align_prop")
     assert (c.train.prompts * c.train.group, c.train.iterations, c.train.updates) == (128, 20, 1)
     steps, law = c.plan.kwargs["steps"], c.likelihood.kwargs
     assert (steps, law["draw"]) == (50, "gaussian")
@@ -91,7 +91,7 @@ def test_align_prop_on_sd15() -> None:
 def test_pref_grpo_on_flux() -> None:
     """CodeGoat24/Pref-GRPO at 3e787f6, ur_think_prefgrpo_flux.sh and _common_finetune.sh: 8 nodes
     of 8 GPUs with a prompt each; 8 images, 4 accumulated, are 2 updates."""
-    c = load_config("flux/pref_grpo")
+    c = shipped("flux/pref_grpo")
     assert (c.plan.kwargs["steps"], c.plan.kwargs["noise_scale"], c.lr) == (25, 0.7, 1e-5)
     assert c.reward_weights == {"wins": 0.4, "clip": 0.6} and c.train.same_noise
     assert (c.train.prompts, c.train.group, c.train.updates, c.train.ema) == (64, 8, 2, 0)
@@ -105,7 +105,7 @@ def test_spo_on_both_models() -> None:
     candidates of a step give, 4 * 15 estimates and 2 * 15."""
     found = {}
     for name in ("sd15/spo", "sdxl/spo"):
-        c = load_config(name)
+        c = shipped(name)
         plan, lora = c.plan.kwargs, c.model.kwargs["lora"]
         assert (plan["steps"], plan["noise_scale"], plan["first"]) == (20, 1.0, 4)
         assert (c.loss.kwargs["beta"], c.loss.kwargs["clip"]) == (10.0, 0.1)
@@ -118,7 +118,7 @@ def test_spo_on_both_models() -> None:
 def test_find_on_sd15() -> None:
     """vpx-ecnu/FIND at 0939c3f: the README's command, and the defaults of dist_train2.py and of its
     pipeline; one image of one prompt, a std that is learned, no gradient clipping."""
-    c = load_config("sd15/find")
+    c = shipped("sd15/find")
     assert (c.train.iterations, c.lr, c.loss.kwargs["scale"], c.kl_beta) == (150, 1e-3, 10.0, 0.01)
     assert (c.plan.kwargs["steps"], c.plan.kwargs["noise_scale"]) == (50, 1.0)
     assert c.model.kwargs["guidance"] == 7.5 and c.model.kwargs["tune"] == "none"
@@ -131,7 +131,7 @@ def test_find_on_sd15() -> None:
 def test_when_gardo_refreshes_its_reference() -> None:
     """tinnerhrhe/GARDO at 1cc77fb, config/gardo.py: reset_freq 15, which its loop takes as more
     than 15 epochs, each of 2 optimizer steps, and kl_thres 3e-4."""
-    config = load_config("sd3/gardo")
+    config = shipped("sd3/gardo")
     assert config.slow is not None and config.train.updates == 2
     assert config.slow.kwargs == {"every": 16 * 2, "above": 3e-4}
 
@@ -139,8 +139,8 @@ def test_when_gardo_refreshes_its_reference() -> None:
 def test_settings_that_only_some_scripts_have() -> None:
     """No script of DanceGRPO for video averages weights (15cc71d). Flow-OPD's config of several
     domains has 1e-4 (434ab16). DenseGRPO's coefficient is Flow-GRPO's, of its later code."""
-    assert load_config("wan/dance_grpo").train.ema == 0
-    opd, dense = load_config("sd3/flow_opd"), load_config("sd3/dense_grpo")
+    assert shipped("wan/dance_grpo").train.ema == 0
+    opd, dense = shipped("sd3/flow_opd"), shipped("sd3/dense_grpo")
     assert (opd.lr, opd.train.prompts, opd.train.group) == (1e-4, 16, 16)
     assert dense.kl is not None and dense.kl.kwargs["divide_by"] == "g"
     assert dense.kl_beta == 0.01
@@ -152,7 +152,7 @@ def test_wans_configs_have_the_pipelines_number_of_text_tokens() -> None:
     calls = [signature(kind.__call__).parameters for kind in kinds]
     (default,) = {call["max_sequence_length"].default for call in calls}
     names = [name for name in list_configs() if name.startswith("wan/")]
-    found = {name: load_config(name).model.kwargs["max_sequence_length"] for name in names}
+    found = {name: shipped(name).model.kwargs["max_sequence_length"] for name in names}
     assert found == dict.fromkeys(names, default)
 
 
@@ -174,6 +174,6 @@ def test_it_is_the_published_one(name: str) -> None:
     of vanzll/flow_grpo, my_train_flux_fast.py of YunzeTong/TurningPoint-GRPO, train_flux.py and
     train_flux_kontext.py of X-GenGroup/PaCo-RL (08caac6), and the default of Flow-Factory's
     flux1.py and flux1_kontext.py, read there. SD3's is 32 and 64, attention alone."""
-    lora = load_config(name).model.kwargs["lora"]
+    lora = shipped(name).model.kwargs["lora"]
     assert (lora["rank"], lora["alpha"]) == (64, 128)
     assert set(lora["targets"]) == LAYERS

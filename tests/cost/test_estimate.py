@@ -61,6 +61,10 @@ PUBLISHED = {
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": {"transformer": 1.419, "vae": 0.1269},
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": {"transformer_2": 14.29, "text_encoder": 5.68},
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"transformer": 5.0, "vae": 0.705},  # "5B"; 2.82 GB
+    # by their own call: "2.6B" with Gemma 2's 2.61, "8.9B", "1.6B" in 3.21 GB with a VAE of 1.25
+    "Alpha-VLLM/Lumina-Image-2.0": {"transformer": 2.61, "text_encoder": 2.614},
+    "lodestones/Chroma1-HD": {"transformer": 8.9, "text_encoder": 4.762},
+    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": {"transformer": 1.605, "vae": 0.3125},
 }
 # GB of the published bfloat16 weight files: with the table of positions, which is no parameter
 FILES = {MEDIUM: 4.94, DEV: 23.8}

@@ -17,6 +17,7 @@ from flowrl.api.arguments import config_of
 from flowrl.cli.options import load_fitted
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
+from flowrl.core.shipped_files import list_models
 from flowrl.core.tables import size
 from flowrl.cost import fit_card
 from flowrl.cost.architecture import tuning_of
@@ -34,6 +35,8 @@ from flowrl.cost.fit_card import (
     switches,
     verdict,
 )
+from flowrl.models.tiny import save_tiny
+from flowrl.runs.composed import composed
 from flowrl.training.rehearsal import check_plan
 
 
@@ -443,3 +446,26 @@ def test_what_is_refused(tmp_path: Path) -> None:
             profile_overrides(load_config("sd3/flow_grpo_fast"), wrong)
     with pytest.raises(ConfigError, match="has no runtime options; leave --profile out"):
         profile_overrides(toy(tmp_path), "24gb")
+
+
+CALLED = [name for name in list_models() if composed("awm", name)["model"]["fn"] == "pipeline"]
+
+
+def test_a_profile_of_each_pipeline_without_adapter() -> None:
+    """Its settings, and 4 bits where the network is known to take more than half of the card."""
+    assert len(CALLED) >= 12
+    for name in CALLED:
+        over = "model.runtime={checkpointing: false, offload: false}"
+        config = config_of("awm", model=name, profile="24gb", overrides=[over])
+        runtime = config.model.kwargs["runtime"]
+        assert not runtime["checkpointing"], name  # as it was given
+        asked = profile_overrides(config, "24gb")
+        assert {"model.runtime.checkpointing=true", "model.runtime.offload=true"} <= {*asked}, name
+        assert ("model.runtime.quantize=nf4" in asked) == (name == "chroma"), name
+
+
+def test_a_profile_of_a_pipeline_in_a_folder(tmp_path: Path) -> None:
+    folder = save_tiny("Lumina2Pipeline", tmp_path / "lumina2")
+    found = fitted(config_of("awm", model=str(folder)), "24gb")
+    assert "model.runtime.checkpointing=true" in found.overrides
+    assert "what is needed is not counted" in found.said

@@ -12,7 +12,7 @@ import pytest
 from toykit import write_toy
 
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare import one_run
+from flowrl.runs.compare import one_run, tune
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import Comparison
 from flowrl.training.trainer import Trainer
@@ -30,11 +30,17 @@ SMALL = (
 )
 
 
+def rehearse_few(patch: pytest.MonkeyPatch) -> None:
+    """Rehearse 40 iterations in place of 10000."""
+    for module in (compare_module, tune):
+        patch.setattr(module, "MOST_ITERATIONS", 40)
+
+
 def tick(patch: pytest.MonkeyPatch) -> None:
-    """Let every iteration last half a second, and rehearse 40 iterations in place of 10000."""
+    """Let every iteration last half a second, and rehearse few of them."""
     ticks = itertools.count()
     patch.setattr(one_run, "clock", lambda: next(ticks) * STEP)
-    patch.setattr(compare_module, "MOST_ITERATIONS", 40)
+    rehearse_few(patch)
 
 
 def toys(folder: Path, *names: str) -> tuple[str, ...]:

@@ -121,20 +121,24 @@ def full(
         yield {"fault": errno.errorcode[reason], "where": f"file {number} of {disk.writes}", **row}
 
 
-def damaged(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict[str, Any]]:
-    """Damage the newest checkpoint of a run that was stopped after three iterations."""
+def damaged(
+    config: Config, wanted: dict[str, str], home: Path, every: int
+) -> Iterator[dict[str, Any]]:
+    """Damage the newest checkpoint of a run that was stopped after three iterations: each of its
+    files in three ways, or, of a part of all faults, in one."""
     # a run that has an iteration left, and another one whose checkpoint is whole but strange
     whole, other = home / "whole", home / "other"
     stopped(config, whole)
     stopped(toy(home, *OFTEN, "seed=9", "model={fn: toykit.linear, channels: 4}"), other)
     newest = checkpoint.checkpoint_folders(whole)[-1]
     names = sorted(file.name for file in newest.iterdir())
-    # every file of the newest checkpoint in three ways, then whole ones where they do not belong
+    # every file of the newest checkpoint, then whole ones where they do not belong
+    kinds: dict[str, Callable[[Path], None]]
+    kinds = {"torn": cut, "altered": flip, "lost": Path.unlink}
     ways: dict[str, Callable[[Path], None]] = {}
-    for name in names:
-        ways[f"torn {name}"] = partial(done_to, cut, name)
-        ways[f"altered {name}"] = partial(done_to, flip, name)
-        ways[f"lost {name}"] = partial(done_to, Path.unlink, name)
+    for place, (name, kind) in enumerate(itertools.product(names, kinds)):
+        if every == 1 or place % 4 == 0:  # in turn another way for each file
+            ways[f"{kind} {name}"] = partial(done_to, kinds[kind], name)
     ways[STRANGE[0]] = swap
     ways[STRANGE[1]] = lambda at: exchange(at, checkpoint.checkpoint_folders(other)[-1])
     # each time a fresh copy is damaged and gone on with
@@ -232,7 +236,7 @@ def main() -> int:
         wanted = contents(home / "undisturbed")
         for row in itertools.chain(
             full(config, wanted, home, args.every),
-            damaged(config, wanted, home),
+            damaged(config, wanted, home, args.every),
             jumps(config, wanted, home),
         ):
             # paths of this machine say nothing to a reader

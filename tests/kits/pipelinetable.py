@@ -33,7 +33,7 @@ MAPPINGS = {
 }
 IMAGES, EDITS, VIDEOS, MOVED = MAPPINGS
 # classes without a tiny pipeline that people ask about
-NAMED = ("LTX2Pipeline", "KolorsPipeline", "SanaSprintPipeline")
+NAMED = ("LTX2Pipeline", "KolorsImg2ImgPipeline", "SanaSprintPipeline", "DreamLitePipeline")
 SHARED = {
     "one": "one row",
     "prompt": "rows of a prompt and level",
@@ -61,14 +61,15 @@ def _title(name: str) -> str:
     options = TINY[name].options if name in TINY else {}
     if options.get("frames", 1) > 1 or name == "LTX2Pipeline":
         return MOVED if options.get("sources") else VIDEOS
-    return EDITS if options.get("sources") else IMAGES
+    return EDITS if options.get("sources") or "Img2Img" in name else IMAGES
 
 
 def row(name: str) -> Row:
     """Measure a class: how it is served, what may share a call, and what there is to say."""
     served = f"adapter `{fn_of(name)}`" if fn_of(name) else ""
     if name not in TINY:
-        reason = why_not(name)
+        with small():
+            reason = why_not(name)
         if reason or not served:
             kind = "refused" if reason else "not tried"
             return {"served": kind, "shares": "", "says": reason or "the fence will tell"}
@@ -89,7 +90,7 @@ def measured(name: str) -> Row:
     """Measure a class, and train it if it is served."""
     found = row(name)
     if found["served"] not in UNSERVED:
-        with tempfile.TemporaryDirectory() as folder:
+        with small(), tempfile.TemporaryDirectory() as folder:
             run = trained(name, Path(folder))
             run["slope"], run["ratio"] = slope_gap(name), ratio_gap(name, Path(folder))
             found["run"] = {key: rounded(value) for key, value in run.items()}

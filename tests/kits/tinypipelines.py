@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import diffusers
+from piecekit import with_pieces
 
 from flowrl.models.tiny.classes import CLASSES as TINY
 from flowrl.models.tiny.classes import save, tiny_pipeline
@@ -34,8 +35,10 @@ CHOOSING: dict[str, dict[str, Any]] = {
 @contextmanager
 def small() -> Iterator[None]:
     """Let pipelines that scale every source, or every image, to a megapixel take 64 x 64 pixels:
-    the area is a constant in their modules."""
+    the area is a constant in their modules; and those that ask for a package that is not here have
+    a stand-in."""
     with ExitStack() as stack:
+        stack.enter_context(with_pieces())
         for name in SCALING:
             module = importlib.import_module(f"diffusers.pipelines.{name}")
             scaled = _scaled(module.calculate_dimensions)

@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 KITS = Path(__file__).parent
-_SERVER = get_context("forkserver")
-_SERVER.set_forkserver_preload(
+CONTEXT = get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     [
         "flowrl.cli.main",
         "flowrl.runs.train",
@@ -41,7 +41,7 @@ def start(
     variables = {**os.environ, **shared, **(environment or {})}
     where = str(folder or Path.cwd())
     given = ([*command], str(log), variables, where)
-    process = _SERVER.Process(target=_live, args=given, daemon=True)
+    process = CONTEXT.Process(target=_live, args=given, daemon=True)
     process.start()
     return process
 

@@ -4,18 +4,20 @@ words: real classes of diffusers, and such with one thing broken."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import pytest
 import torch
+from brokenpipes import broken, unchanged
 from tiny import tiny_sd3
 from tinypipelines import TINY, save, tiny_pipeline
 from tinywan import tiny_wan22
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, FlowRLError, ModelError
+from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models.by_call.fence import relative
 from flowrl.models.pipeline import fn_for, from_pipeline, pipeline
 
@@ -23,38 +25,11 @@ SIZE = (64, 64)
 LUMINA = "Lumina2Pipeline"
 
 
-def state_of(pipe: Any) -> Any:
-    """Return all that a user could see of a pipeline: attributes, weights, flags."""
-    seen: dict[str, Any] = {name: id(value) for name, value in vars(pipe).items()}
-    seen["scheduler settings"] = dict(pipe.scheduler.config)
-    seen["scheduler state"] = sorted(vars(pipe.scheduler))
-    for name, part in pipe.components.items():
-        if isinstance(part, torch.nn.Module):
-            for key, value in part.named_parameters():
-                seen[f"{name}.{key}"] = (value.data_ptr(), value.requires_grad, value._version)
-    return seen
-
-
-def broken(name: str, **changes: Any) -> Any:
-    """Return a tiny pipeline whose class has some methods changed."""
-    pipe = tiny_pipeline(name)
-    pipe.__class__ = type(f"Broken{name}", (type(pipe),), changes)
-    return pipe
-
-
 @pytest.fixture
 def untouched() -> Iterator[Any]:
-    """Check that a pipeline is as before, also after an error."""
-    kept: list[tuple[Any, Any]] = []
-
-    def watch(pipe: Any) -> Any:
-        kept.append((pipe, state_of(pipe)))
-        return pipe
-
-    yield watch
-    assert kept
-    for pipe, before in kept:
-        assert state_of(pipe) == before
+    """Check that pipelines are as before, also after an error."""
+    with ExitStack() as stack:
+        yield lambda pipe: stack.enter_context(unchanged(pipe))
 
 
 def test_what_is_put_in_is_what_the_step_gets(untouched: Any) -> None:
@@ -197,91 +172,7 @@ def test_the_fence_follows_the_steps_of_the_run() -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"call": {"guidance": 3.0}}, "has no argument 'guidance'.*guidance_scale"),
-        ({"call": {"height": 64}}, "call.height: set image.height"),
-        ({"call": {"num_inference_steps": 8}}, "call.num_inference_steps: set plan.steps"),
-        ({"call": {"prompt": "a"}}, "call.prompt: flowrl gives this argument itself"),
-        ({"call": {"callback_on_step_end": 1}}, "changes what is sampled beside the prompt"),
-        ({"call": {"prompt_embeds": 1}}, "changes what is sampled"),
-        ({"call": {"guidance_scale": {"a": 1}}}, "expected a number, a text"),
-        ({"frames": 5}, "frames: Lumina2Pipeline makes images"),
-        ({"sources": 1}, "sources: Lumina2Pipeline starts from no image"),
-        ({"runtime": {"cuda_graphs": True, "compile": True}}, "runtime.cuda_graphs: not with"),
-        ({"runtime": {"cache": "texts"}}, "runtime.cache: is for a model that is read"),
-        ({"runtime": {"quantize": "int8"}}, "runtime.quantize: is for a model that is read"),
-        ({"lora": {"targets": ["nowhere"]}}, "no linear layer is named 'nowhere'"),
-    ],
-)
-def test_wrong_options_are_refused_before_a_prompt_is_read(
-    options: dict[str, Any], said: str, untouched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe = untouched(tiny_pipeline(LUMINA))
-    monkeypatch.setattr(
-        diffusers.Lumina2Pipeline, "encode_prompt", lambda *a, **k: pytest.fail("encoded")
-    )
-    with pytest.raises(FlowRLError, match=said):
-        from_pipeline(pipe, **options)
-
-
-def test_a_rewritten_prompt_is_refused() -> None:
-    from flowrl.models.by_call.options import PipelineCallOptions, rewriters
-    from flowrl.models.options import checked_options
-
-    with pytest.raises(ConfigError, match="a language model would write each prompt anew"):
-        checked_options(PipelineCallOptions, path="a", call={"enable_prompt_rewrite": True})
-    takes = ("prompt", "enable_prompt_rewrite", "use_pe", "caption_upsample_temperature")
-    off = {"enable_prompt_rewrite": False, "use_pe": False, "caption_upsample_temperature": None}
-    assert rewriters(takes) == off
-
-
-def test_a_pipeline_that_cannot_be_asked_is_refused() -> None:
-    pipe = tiny_pipeline(LUMINA)
-    own = broken(LUMINA, __call__=lambda self, prompt, latents=None: None)
-    with pytest.raises(ModelError, match="custom pipelines need an adapter"):
-        from_pipeline(own)
-    for takes, said in (
-        (lambda self, latents=None: None, "reads no prompt"),
-        (lambda self, prompt, image, strength=0.6: None, "starts from a noised image"),
-        (lambda self, prompt, control_image=None: None, "is led by a control image"),
-        (lambda self, prompt, mask_image=None: None, "fills a masked part"),
-        (lambda self, prompt, audio_latents=None: None, "moves its sound with its video"),
-    ):
-        with pytest.raises(ModelError, match=said):
-            from_pipeline(broken(LUMINA, __call__=torch.no_grad()(takes)))
-    staged = broken(LUMINA, _load_connected_pipes=True)
-    with pytest.raises(ModelError, match="runs other pipelines inside"):
-        from_pipeline(staged)
-    with pytest.raises(ModelError, match="expected a pipeline of diffusers, got a Lumina2Transf"):
-        from_pipeline(pipe.transformer)
-
-
-def test_offload_and_several_devices_are_refused() -> None:
-    pipe = tiny_pipeline(LUMINA)
-    pipe.transformer.to("meta")
-    with pytest.raises(ModelError, match="on one device, got cpu, meta"):
-        from_pipeline(pipe)
-    hooked = tiny_pipeline(LUMINA)
-    hooked.vae._hf_hook = object()
-    with pytest.raises(ModelError, match="offloads its parts"):
-        from_pipeline(hooked)
-
-
-def test_code_of_a_model_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    folder = save(LUMINA, tmp_path / "own")
-    index = folder / "model_index.json"
-    text = index.read_text()
-    index.write_text(text.replace('"diffusers"', '"my_code"', 1))
-    with pytest.raises(ModelError, match=r"comes from 'my_code'|no code of a model|names no"):
-        pipeline(path=str(folder))
-    index.write_text(text.replace(LUMINA, "MyPipeline"))
-    with pytest.raises(ModelError, match="'MyPipeline' is no pipeline of diffusers"):
-        pipeline(path=str(folder))
+# ----------------------------------------------------------------------------- sizes, paths, texts
 
 
 def test_a_size_that_the_pipeline_rounds_is_refused() -> None:

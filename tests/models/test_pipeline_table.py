@@ -30,6 +30,7 @@ PAGE = (ROOT / "docs/pipelines.md").read_text(encoding="utf-8")
 ROWS = record()
 # one of noise, one whose latents stand in for a draw, one with a tokenizer of its own, one refused
 DRAWN = ["LattePipeline", "Kandinsky5T2VPipeline", "QwenImage21Pipeline", "AnyFlowPipeline"]
+DRAWN += ["KolorsPipeline"]  # whose reader diffusers has itself, with a package's stand-in
 TRAINED = ["Lumina2Pipeline", "CogVideoXPipeline", "BriaFiboEditPipeline"]
 
 

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import diffusers
 import pytest
-from pipelineruns import PLUGINS, ratio_gap, slope_gap, trained
+from pipelineruns import PLUGINS, overrides, ratio_gap, slope_gap, trained
+from tinypipelines import save
 
 from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError
+from flowrl.runs.catalogue import load_methods
+from flowrl.runs.composed import composed
 from flowrl.runs.folder import read_object, read_rows
 from flowrl.runs.train import train
+from flowrl.training.trainer import Trainer
 
 CLASSES = ["Lumina2Pipeline", "ChromaPipeline", "AuraFlowPipeline", "SanaPipeline", "Krea2Pipeline"]
 
@@ -47,3 +52,26 @@ def test_a_run_ends_in_a_lora_that_the_plain_pipeline_loads(
     said = capsys.readouterr().err
     assert "fence      Lumina2Pipeline by its own call, diffusers 99.0" in said
     assert "the fence is passed under 99.0, too" in said
+
+
+@pytest.mark.parametrize("name", ["Lumina2Pipeline", "PixArtSigmaPipeline"])
+def test_a_folder_is_trained_as_it_is_composed(name: str, tmp_path: Path) -> None:
+    """With the method's own plan and times, but for their number."""
+    over = [*overrides(name, tmp_path), "train.iterations=1", "plan.steps=4", "likelihood.last=3"]
+    config = load_config(composed("awm", str(save(name, tmp_path / "model"))), over, PLUGINS)
+    assert Trainer(config).step()["trained"] > 0
+
+
+@pytest.mark.parametrize("name", ["Lumina2Pipeline", "PixArtSigmaPipeline"])
+def test_what_predicts_noise_gets_whole_timesteps(name: str, tmp_path: Path) -> None:
+    """Methods whose times lie between those of training have others on it."""
+    folder, between = str(save(name, tmp_path / "model")), []
+    for method in load_methods():
+        try:
+            made = composed(method.slug, folder)
+        except ConfigError:  # such as one that is made of the rewards of shapes
+            continue
+        times = made.get("likelihood", {}).get("times")
+        if made["plan"]["fn"] == "sa_solver" or times in ("logit_normal", "power_law"):
+            between.append(method.slug)
+    assert bool(between) == (name == "Lumina2Pipeline"), between

@@ -124,7 +124,9 @@ def test_commands_parse_and_their_configs_bind(name: str) -> None:
         if words[0] == "flowrl":
             given = parse(words)
             if given.get("config") in list_configs():
-                load_config(given["config"], given.get("overrides") or [])
+                own = [*(given.get("overrides") or ()), *(given.get("changes") or ())]
+                other = given.get("plugin") or given.get("suite")  # bring functions of their own
+                load_config(given["config"], [] if other else own)
         elif words[0] in ("bash", "python"):
             source = (ROOT / words[1]).read_text(encoding="utf-8")
             assert [w for w in words[2:] if w.startswith("--") and f'"{w}"' not in source] == []

@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,8 @@ def test_an_example_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     monkeypatch.setattr(flowrl, "train", made_small(flowrl.train))
+    short = partialmethod(flowrl.TrainedRun.resume, train={"iterations": 2})
+    monkeypatch.setattr(flowrl.TrainedRun, "resume", lambda run, train: short.__get__(run)())
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(source_of(file), file.name, "exec"), names)
     run = names["run"]

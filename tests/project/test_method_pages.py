@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from docskit import PAGES, ROOT, commands, offered, prose, spans, tables
+from shippedkit import shipped
 
-from flowrl.config.load import load_config
 from flowrl.config.sections import SECTIONS
 from flowrl.core.shipped_files import list_configs
 from flowrl.runs.catalogue import load_methods
@@ -49,7 +49,7 @@ def columns(page: str, first: str) -> list[tuple[dict[str, Any], list[tuple[str,
     for head, *table in tables(PAGES[page], first):
         for i, cell in enumerate(head):
             if match := re.fullmatch(r"`(\w+/\w+)`", cell):
-                config = load_config(match[1]).to_dict()
+                config = shipped(match[1]).to_dict()
                 found.append((config, [(row[0], row[i]) for row in table]))
     return found
 
@@ -102,7 +102,7 @@ def test_the_axes_of_a_method_page_are_its_configs(name: str) -> None:
     (table,) = tables(PAGES[name], "config")
     for config, *cells in table[1:]:
         (path,) = spans(config)
-        assert set(spans(" ".join(cells))) == functions(load_config(path).to_dict()), path
+        assert set(spans(" ".join(cells))) == functions(shipped(path).to_dict()), path
 
 
 @cache

@@ -125,7 +125,7 @@ def test_what_is_installed_finds_its_data_binds_configs_and_trains(
     small = [
         *("train.iterations=1", "train.prompts=2", "train.group=2", "plan.branch=2"),
         *("plan.steps=2", "plan.high=1", "eval.steps=1", "eval.images=1", "eval.every=0"),
-        "samples.prompts=1",
+        *("samples.prompts=1", "prompts.test=assets/shapes/few.jsonl"),
     ]
     said = run(site, tmp_path, "-c", INSTALLED, "train", "shapes/flow_grpo", *small, "--quiet")
     places, configs = json.loads(said.splitlines()[0])

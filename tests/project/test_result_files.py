@@ -99,13 +99,6 @@ def counted_faults(result: Result, _: Path) -> Result:
     return {**result, "faults": len(result["results"]), "missed": missed}
 
 
-def counted_kills(result: Result, _: Path) -> Result:
-    """Kills of each family, each once, and runs that came out wrong."""
-    kills, rows = module_of("bench", "kills"), result["rows"]
-    assert len({(row["family"], row["number"]) for row in rows}) == len(rows)
-    return {**kills.summed(rows, result["seed"]), "machine": result["machine"]}
-
-
 def covered(result: Result, _: Path) -> Result:
     return {**result, "least": min(row["held"] for row in result["rows"])}
 
@@ -129,11 +122,10 @@ KINDS: dict[str, Callable[[Result, Path], Result]] = {
     "seeds": seeds,
     "doctor": counted_doctor,
     "faults": counted_faults,
-    "kills": counted_kills,
     "side-by-side": side_by_side,
 }
 """Kind of a file, or how its name begins -> what works its numbers out again from what it holds."""
-COUNTS = ("named", "silent", "faults", "kills", "runs_that_differ", "least")
+COUNTS = ("named", "silent", "faults", "least")
 ELSEWHERE = {
     "gains": "test_again.py, from gains-outcomes.json",
     "gains-outcomes": "test_again.py",
@@ -144,6 +136,7 @@ ELSEWHERE = {
     "pairs": "tests/runs/test_every_pair.py",
     "adapters": "tests/models/test_adapter_outside.py",
     "pipelines": "tests/models/test_pipeline_table.py",
+    "votes": "test_votes.py: a curve over votes is measured, the table is worked out from it",
     "performance-queue": "measurements, of which the file says nothing else",
 }
 """File without a kind -> what holds its numbers."""

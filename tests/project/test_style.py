@@ -16,14 +16,15 @@ FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
 @cache
-def tree_of(source: str) -> ast.Module:
-    """Parse a source, once for all rules."""
-    return ast.parse(source)
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Parse a source, once for all rules -> all that is in it that a rule is about."""
+    kinds = (*COMPREHENSIONS, ast.FunctionDef, ast.AsyncFunctionDef)
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
 
 
 def crowded(source: str) -> list[int]:
     """Return the lines on which more than one comprehension has its first `for`."""
-    nodes = [node for node in ast.walk(tree_of(source)) if isinstance(node, COMPREHENSIONS)]
+    nodes = [node for node in nodes_of(source) if isinstance(node, COMPREHENSIONS)]
     lines = Counter(node.generators[0].target.lineno for node in nodes)
     return sorted(line for line, count in lines.items() if count > 1)
 
@@ -51,7 +52,7 @@ def test_at_most_one_comprehension_a_line() -> None:
 def lengths(source: str) -> dict[str, tuple[int, int]]:
     """Return how many lines each function has, and how many its body without the docstring."""
     found = {}
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
             last = node.body[-1].end_lineno

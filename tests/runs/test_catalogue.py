@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 import pytest
+from shippedkit import shipped
 
 from flowrl.cli.main import main
 from flowrl.config.calls import Call
-from flowrl.config.load import load_config
 from flowrl.config.schema import functions
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, resource
@@ -65,7 +65,7 @@ def test_status_and_papers() -> None:
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent", "find_narrow"}
-    known |= {"slas", "norm_guard", "tdm_r1", "drm", "qwen_recipe"}
+    known |= {"slas", "norm_guard", "tdm_r1", "drm", "qwen_recipe", "mind_v", "auto_rubric"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED
@@ -98,10 +98,10 @@ def test_parts_of_another_status() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "messages"),
     [
-        ("status: exact", "status: sure", ["method new: status: ", "'exact'", "got 'sure'"]),
-        ("summary: ", "sumary: ", ["no such key; did you mean 'summary'?", "Field required"]),
-        ('"2501.00001"', '"2501"', ["method new: paper.arxiv: ", "got '2501'"]),
-        ("year: 2025", "year: early", ["method new: paper.year: ", "got 'early'"]),
+        ("status: exact", "status: sure", ["0.status", "'exact'", "'sure'"]),
+        ("summary: ", "sumary: ", ["0.sumary", "Extra inputs", "Field required"]),
+        ('"2501.00001"', '"2501"', ["0.paper.arxiv", "'2501'"]),
+        ("year: 2025", "year: early", ["0.paper.year", "'early'"]),
         ("slug: new", "slug: [", ["expected YAML"]),
     ],
 )
@@ -124,7 +124,7 @@ def test_no_two_methods_of_one_name() -> None:
 def test_the_axes_are_those_of_the_loaded_config(name: str) -> None:
     """The catalogue reads the names from the file; what the file leaves out is a default."""
     (axes,) = (row["axes"] for row in configs() if row["config"] == name)
-    config = load_config(name)
+    config = shipped(name)
     for axis in AXES:
         value = getattr(config, axis)
         many = value.values() if isinstance(value, dict) else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import shutil
 import time
 from pathlib import Path
@@ -13,27 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from comparekit import COST, SMALL, STEP, plan, tick
+from comparekit import COST, SMALL, plan, tick
 from PIL import Image
 from toykit import toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.cost import overhead
 from flowrl.evaluation.image_grids import load_strip
-from flowrl.evaluation.reward_set import RewardSet
-from flowrl.models.toy import LinearFlow
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare.budgets import Budgets, Prices, TimeLeft, comparable, different, measured
+from flowrl.runs.compare.budgets import Budgets, TimeLeft, comparable, different
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.tables import notes
+from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.evaluate import sample_all
-from flowrl.runs.folder import read_rows
+from flowrl.runs.folder import read_prompts, read_rows, strip_file
 from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import StopSignal
-from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 RAISE = "takes 104 .* 0.5 s, more than a budget of "
@@ -42,55 +37,6 @@ RAISE = "takes 104 .* 0.5 s, more than a budget of "
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     tick(monkeypatch)
-
-
-# ---------------------------------------------------------------------------------- what is counted
-
-
-class Meter:
-    """A toy whose calls take a known time, by a clock of its own."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.time = 0.0
-        patch.setattr(overhead, "now", lambda: self.time)
-        velocity, decode, score = LinearFlow.velocity, LinearFlow.decode, RewardSet.score
-        patch.setattr(
-            LinearFlow, "velocity", lambda s, x, *rest: self.network(x, velocity(s, x, *rest))
-        )
-        patch.setattr(LinearFlow, "decode", lambda s, x0: self.took(5 * len(x0), decode(s, x0)))
-        patch.setattr(
-            RewardSet, "score", lambda s, b, *w: self.took(2 * len(b.images), score(s, b, *w))
-        )
-
-    def took(self, seconds: float, result: Any) -> Any:
-        self.time += seconds
-        return result
-
-    def network(self, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.time += len(x)
-        if v.requires_grad:  # the backward pass takes three times the forward pass
-            v.register_hook(lambda gradient: self.took(3 * len(x), None))
-        return v
-
-
-def test_other_work_counts_at_its_measured_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A velocity takes 1 s, its backward pass 3 s, an image 5 s to decode and 2 s to score: so a
-    trained state costs 1 + 3, and an iteration of 32 velocities, 24 states and 8 images 32 + 96 +
-    56 = 184 in place of the 104 that its calls count as."""
-    Meter(monkeypatch)
-    one = plan(tmp_path).load(plan(tmp_path).configs[0])
-    assert measured(Trainer(one)) == Prices(4.0, 5.0, 2.0)
-    budgets = Budgets(2.5 * 184, 4.5 * STEP, 2, counted="cost")
-    what = plan(tmp_path, budgets=budgets)
-    result = compare(what, quiet=True)
-    [run] = result["configs"][0]["seeds"]
-    assert [row["nfe"] for row in run["curve"]] == [2 * 184, 3 * 184, 5 * 184]
-    assert "an image decoded 5 to 5" in " ".join(notes(result))
-    # the folder keeps its prices: a run that goes on counts as it began
-    kept = what.runs / "toy-a" / "prices.json"
-    assert json.loads(kept.read_text()) == {"trained": 4.0, "decoded": 5.0, "scored": 2.0}
 
 
 # ---------------------------------------------------------------------------------- what is refused
@@ -163,7 +109,8 @@ def test_a_plan_that_fails_after_the_config_s_own_iterations_is_found_before_any
 def test_the_search_is_the_same_for_all_and_sees_no_held_out_image(tmp_path: Path) -> None:
     """Half of 2.5 iterations' evaluations are used up after 2; the best training score of each
     config's tries wins."""
-    what = plan(tmp_path, "toy-a", "toy-b", search=Search((0.5, 3.0), seed=9))
+    budgets = Budgets(2.5 * COST, 0.0, 2)
+    what = plan(tmp_path, "toy-a", "toy-b", search=Search((0.5, 3.0), seed=9), budgets=budgets)
     result = compare(what, quiet=True)
     stated = {"factors": [0.5, 3.0], "seed": 9, "share": 0.5, "prompts": "", "images": 0}
     stated["nfe"] = 130.0
@@ -259,10 +206,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert err.count(f": the work is about {math.ceil(what.budgets.nfe / 104)} iterations") == 2
     assert "min left" in err and "used % 100" in err and "  strict 0." in err
     drawn = {file.name for file in (tmp_path / "figures").iterdir()}
-    kinds = ("gains", "nfe", "seconds", "training", "samples")
+    kinds = ("gains", "nfe", "seconds", "samples")
     assert drawn == {f"result-{kind}.png" for kind in kinds}
     text = what.out.with_suffix(".md").read_text()
     assert "](../figures/result-samples.png)" in text
+    the_grid_has_a_column_per_config(what)
     shutil.rmtree(tmp_path / "figures")
     shutil.rmtree(tmp_path / "runs")
     alone = ["compare", "--report-only", "--out", str(what.out), "--runs", str(what.runs)]
@@ -280,28 +228,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert what.out.with_suffix(".md").read_text() == text
 
 
-def test_the_grid_has_a_column_per_config(tmp_path: Path) -> None:
-    what = plan(tmp_path, "toy-a", "toy-b")
-    result = compare(what, quiet=True)
+def the_grid_has_a_column_per_config(what: Comparison) -> None:
+    """Beside the base model's images, which are those of its own settings."""
+    result = read_result(what.out)
     one = sample_grid({**result, "configs": result["configs"][:1]}, what.runs)
     two = sample_grid(result, what.runs)
     assert isinstance(one, Image.Image) and isinstance(two, Image.Image)
     assert two.height == one.height and two.width > one.width
     assert sample_grid({**result, "base": {}}, what.runs) is None  # of another comparison
     model, config, _ = open_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))
-    drawn = json.loads((what.runs / "base" / "prompts.json").read_text())
+    drawn, _ = read_prompts(what.runs / "base")
     expected = sample_all(model, config, drawn, seed=config.samples.seed)
-    assert torch.equal(load_strip(what.runs / "base" / "samples.png", 2), expected)
-
-
-@pytest.mark.parametrize(("busy", "said"), [(1.9, False), (2.1, True)])
-def test_a_busy_machine_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], busy: float, said: bool
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(compare_module, "machine_load", lambda: busy)
-    compare_module._warn_of_load(False)
-    assert ("2.1 processes on average want the 4 processors" in capsys.readouterr().err) is said
+    assert torch.equal(load_strip(strip_file(what.runs / "base", 0), 2), expected)
 
 
 def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,21 +262,19 @@ def test_without_seconds_runs_end_and_are_judged_by_evaluations_alone(
 ) -> None:
     """Room for 3 iterations; by seconds there had been room for 5."""
     tick(monkeypatch)
-    what = plan(tmp_path, "toy-a", "toy-b", seeds=(0, 1), budgets=Budgets(2.5 * COST, 0.0, 2))
-    monkeypatch.setattr(compare_module, "machine_load", lambda: 99.0)
-    result = compare(what)
-    assert "seconds mean little" not in capsys.readouterr().err
-    runs = [run for config in result["configs"] for run in config["seeds"]]
-    assert [run["iterations"] for run in runs] == [3] * 4
-    assert all(run["at"]["nfe"] and run["at"]["seconds"] is None for run in runs)
-    assert all(list(config["summary"]) == ["nfe"] for config in result["configs"])
+    what = plan(tmp_path, budgets=Budgets(2.5 * COST, 0.0, 2))
+    (config,) = compare(what)["configs"]
+    capsys.readouterr()
+    (run,) = config["seeds"]
+    assert run["iterations"] == 3 and run["at"]["nfe"] and run["at"]["seconds"] is None
+    assert list(config["summary"]) == ["nfe"]
     # what is written says nothing of a second budget
     assert main(["compare", "--report-only", "--out", str(what.out)]) == 0
     text = capsys.readouterr().out + what.out.with_suffix(".md").read_text()
     assert "at (a)" in text and "(b)" not in text and "0 seconds" not in text
     assert "network evaluations (evaluation and checkpoints not counted), measured at" in text
     drawn = {file.name for file in what.out.parent.glob("*.png")}
-    assert drawn == {"result-gains.png", "result-nfe.png", "result-training.png"}
+    assert drawn == {"result-gains.png", "result-nfe.png"}
 
 
 KL = "kl={fn: transition_kl, beta: 0.1}"

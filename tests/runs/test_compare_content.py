@@ -6,33 +6,48 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from comparekit import no_training, plan, tick
 
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError
 from flowrl.runs.compare.compare import Comparison, run_comparison
-from flowrl.runs.compare.one_run import read_samples, spend
+from flowrl.runs.compare.one_run import spend
 from flowrl.runs.stop import StopSignal
 
 Change = Callable[[Comparison], None]
 
 
-@pytest.fixture
-def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
     """A finished comparison of one toy, whose reward is a file of the user's."""
+    folder = tmp_path_factory.mktemp("done")
+    with pytest.MonkeyPatch.context() as patch:
+        tick(patch)
+        patch.syspath_prepend(str(folder))
+        write_reward("0")
+        what = plan(folder)
+        write_transform("2")
+        mine = "rewards.mine={fn: minecolors.mine, transform: {fn: minesteps.times}}"
+        own = (*what.overrides, mine, "eval.score=mine")
+        what = what._replace(overrides=own, plugins=("toykit", "minecolors", "minesteps"))
+        run_comparison(what, quiet=True)
+        yield what
+
+
+@pytest.fixture
+def done(made: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comparison]:
+    """Lend it to a test, after which all files are as they were."""
     tick(monkeypatch)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    home = made.runs.parent
+    shutil.copytree(home, tmp_path / "kept")
+    yield made
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "kept", home)
     write_reward("0")
-    what = plan(tmp_path)
     write_transform("2")
-    mine = "rewards.mine={fn: minecolors.mine, transform: {fn: minesteps.times}}"
-    own = (*what.overrides, mine, "eval.score=mine")
-    what = what._replace(overrides=own, plugins=("toykit", "minecolors", "minesteps"))
-    run_comparison(what, quiet=True)
-    return what
 
 
 def write_reward(channel: str) -> None:
@@ -129,19 +144,3 @@ def test_a_base_of_an_earlier_version(done: Comparison) -> None:
     done.out.unlink()  # what it says of the base model need not be judged again
     run_comparison(done, quiet=True)
     assert json.loads(file.read_text())["base"] == kept["base"]
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("verdicts.json", '{"right": 5}'),
-        ("verdicts.json", '{"right": ["yes", 1e400]}'),
-        ("verdicts.json", "[" * 100_000),
-        ("prompts.json", "[" * 100_000),
-        ("prompts.json", "[1, 2]"),
-    ],
-)
-def test_damaged_samples_are_named(done: Comparison, name: str, bad: str) -> None:
-    (done.runs / "base" / name).write_text(bad)
-    with pytest.raises(RunError, match=rf"base/{name}: .*"):
-        read_samples(done.runs / "base")

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparekit import no_training, plan, tick
+from comparekit import no_training, plan, rehearse_few, tick
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.runs.compare import one_run
-from flowrl.runs.compare.budgets import prices_of
 from flowrl.runs.compare.compare import (
     Comparison,
     run_comparison,
@@ -57,6 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def copied(whole: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
     """Return a copy of it, in which nothing is trained any more."""
     no_training(monkeypatch)
+    rehearse_few(monkeypatch)
     for name in ("runs", "out"):
         shutil.copytree(whole.runs.parent / name, tmp_path / name)
     return whole._replace(runs=tmp_path / "runs", out=tmp_path / "out" / "result.json")
@@ -213,19 +213,12 @@ def test_files_that_are_missing_or_logs_that_are_damaged(
     run_comparison(copied, quiet=True)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"trained": 3}', '{"trained": "x", "scored": 1}'])
-def test_prices_that_are_damaged(copied: Comparison, tmp_path: Path, text: str) -> None:
-    (tmp_path / "prices.json").write_text(text)
-    with pytest.raises(RunError, match=r"prices\.json.*delete it, and the same command measures"):
-        prices_of(copied.load(copied.configs[0]), tmp_path)
-
-
 def test_the_grid_of_damaged_samples(copied: Comparison, tmp_path: Path) -> None:
     """The report is made without a base that is not its own, and names texts that are none."""
     result = saved_result(copied.out)
     assert sample_grid(result, copied.runs) is not None
-    (tmp_path / BASE / "prompts.json").write_text("{")
-    with pytest.raises(RunError, match=r"prompts\.json: expected a list of texts.*delete"):
+    (tmp_path / BASE / "samples/prompts.json").write_text("{")
+    with pytest.raises(RunError, match=r"prompts\.json: expected"):
         write_comparison(result, copied.out, tmp_path, copied.runs)
     (tmp_path / BASE / "result.json").write_text("{}")
     assert sample_grid(result, copied.runs) is None

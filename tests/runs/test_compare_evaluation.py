@@ -15,7 +15,8 @@ from flowrl.core.errors import RewardError
 from flowrl.evaluation import held_out
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.one_run import STRIP, base_of, evaluated
+from flowrl.runs.compare.one_run import base_of, evaluated
+from flowrl.runs.folder import strip_file
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
@@ -29,6 +30,15 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 def toy(folder: Path) -> Comparison:
     """Compare one toy that learns, judged after iterations 2, 3 and 5."""
     return plan(folder, overrides=(*SMALL, "eval.score=red", "optimizer.lr=0.1"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, dict[str, Any]]:
+    """Return that comparison, and what it says where nothing happens to it."""
+    what = toy(tmp_path_factory.mktemp("whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        tick(patch)
+        return what, scores(compare(what, quiet=True))
 
 
 def after_iteration(
@@ -63,6 +73,7 @@ HOLE = r"(?s)1 of 12 images.*0 are not finite.*needs every image scored.*mend th
     [(3, with_a_hole, RewardError, HOLE), (2, killed, KeyboardInterrupt, "^$")],
 )
 def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
+    whole: tuple[Comparison, dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     iteration: int,
@@ -73,9 +84,7 @@ def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
     """A reward without a score for one of 6 prompts' 2 images, or a kill where a checkpoint was
     due: nothing is recorded or trained again, and the result is that of a run that nothing
     happened to."""
-    what = toy(tmp_path)
-    other = what._replace(runs=tmp_path / "whole", out=tmp_path / "whole.json")
-    whole = scores(compare(other, quiet=True))
+    what = whole[0]._replace(runs=tmp_path / "runs", out=tmp_path / "out" / "result.json")
     with monkeypatch.context() as patch:
         after_iteration(patch, iteration, "ask", change)
         with pytest.raises(raised, match=words):
@@ -83,7 +92,7 @@ def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
     run = what.runs / "toy-a" / "seed0"
     assert not (run / "result.json").exists()
     assert max(folder.name for folder in (run / "checkpoints").iterdir()) == f"{iteration:06d}"
-    assert scores(compare(what, quiet=True)) == whole
+    assert scores(compare(what, quiet=True)) == whole[1]
 
 
 def test_an_image_that_is_not_finite_is_the_method_s_fault(
@@ -108,7 +117,7 @@ def test_the_base_model_starts_from_its_own_noise(tmp_path: Path) -> None:
         found.append(base_of(tmp_path / name, trainer.config, trainer))
     assert found[0] == found[1]
     assert evaluated(learned)["outcomes"] != found[0]["outcomes"]
-    strips = [(tmp_path / name / "base" / STRIP).read_bytes() for name in ("plain", "learned")]
+    strips = [strip_file(tmp_path / name / "base", 0).read_bytes() for name in ("plain", "learned")]
     assert strips[0] == strips[1]
 
 

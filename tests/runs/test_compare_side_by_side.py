@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from comparekit import COST, no_training, plan, scores
+import warm
+from comparekit import COST, no_training, plan, rehearse_few, scores
 from toykit import write_toy
 
 from flowrl.cli.main import main
@@ -39,7 +40,15 @@ def timeless(result: Any) -> Any:
     return [timeless(one) for one in result] if isinstance(result, list) else result
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes begin with the libraries imported."""
+    monkeypatch.setattr(side_by_side, "get_context", lambda _: warm.CONTEXT)
+    rehearse_few(monkeypatch)
+
+
 @pytest.mark.integration
+@pytest.mark.usefixtures("quick")
 def test_runs_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
     """Two configs, two at a time: scores and traced metrics are equal to the bit, and nothing is
     trained again."""
@@ -67,6 +76,7 @@ def one_after_the_other(
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("quick")
 def test_a_run_that_is_killed_and_ctrl_c(tmp_path: Path) -> None:
     """Four runs, two at a time. The process of one is killed: the other goes on, and the third
     begins. At Ctrl-C these two end with a checkpoint, and the fourth never begins."""
@@ -121,6 +131,7 @@ def test_what_is_said_of_a_process_that_says_nothing() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("quick")
 def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rates as trials of a search. What they ask processes for is what the command trains
     alone: it finds all of it finished, and says the same. The processes are played here, by one
@@ -129,7 +140,7 @@ def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     toy, found = str(write_toy(tmp_path)), []
     words = ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"]
     out = tmp_path / "out"
-    words += ["--seeds", "0", "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
+    words += ["--seeds", "0", "--nfe", "150", "--plugin", "toykit"]
     words += ["--out", str(out), "--quiet"]
     for number in ("2", "1"):
         assert main([*words, "--processes", number]) == 0
@@ -142,8 +153,7 @@ def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("processes", "changes", "message"),
     [
         (0, {}, "at least 1"),
-        (2, {"seconds": 60.0}, "--seconds 0 --count calls"),
-        (2, {"counted": "cost"}, "budget: give --count calls"),
+        (2, {"seconds": 60.0}, "give --seconds 0"),
     ],
 )
 def test_budgets_that_others_eat_into_are_refused(

@@ -14,7 +14,7 @@ from scipy import stats
 
 from flowrl.core.errors import DataError
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
+from flowrl.runs.compare.figures import accuracy_figure, gains_figure
 from flowrl.runs.compare.records import packed
 from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.compare.summary import (
@@ -287,14 +287,10 @@ def test_before_it_runs_it_says_how_many_seeds_it_needs() -> None:
     assert "one seed" in power_before(["a", "b"], 1, {"configs": []})[0]
 
 
-def test_the_clock_the_load_and_other_machines_are_said() -> None:
+def test_the_seconds_and_other_machines_are_said() -> None:
     r = result(config("a", [0.5, 0.6]))
     assert "after 40 seconds of training" in notes(r)[0]
-    assert not any("Processes" in line for line in notes(r))
-    r["budgets"]["clock"], r["environments"] = "processor", [{}, {}]
-    r["configs"][0]["seeds"][0]["load"], r["configs"][0]["seeds"][1]["load"] = 0.5, 3.25
-    assert "after 40 processor seconds of training" in notes(r)[0]
-    assert "Processes that wanted a processor when a run began: 0.5 to 3.25." in notes(r)
+    r["environments"] = [{}, {}]
     assert "The runs began in 2 environments, see the result file." in notes(r)
 
 
@@ -333,7 +329,6 @@ def test_figures_are_drawn(configs: list[dict[str, Any]], tmp_path: Path) -> Non
         gains_figure(r),
         accuracy_figure(r, "nfe"),
         accuracy_figure(r, "seconds"),
-        training_figure(r),
     ]
     for number, figure in enumerate(figures):
         figure.savefig(tmp_path / f"{number}.png", dpi=40)
@@ -345,19 +340,6 @@ def test_figures_are_drawn(configs: list[dict[str, Any]], tmp_path: Path) -> Non
     curve = panels[0].lines[-1]  # drawn last: the config's own
     points = mean_curve(r["configs"][0], BASE, "nfe")
     assert np.allclose(curve.get_ydata(), [100 * p.mean for p in points])
-    some = any(c["seeds"] for c in configs)
-    assert len(figures[3].axes) == (3 if some else 1) * len(configs)
-
-
-def test_a_metric_that_no_run_has_is_no_column() -> None:
-    """A loss without a ratio, such as SPO's, and the two other metrics."""
-    r = result(config("a", [0.4, 0.6]), config("b", [0.5]))
-    for entry in r["configs"]:
-        for run in entry["seeds"]:
-            rows = run["trajectory"]
-            rows["ratio_std"] = [None] * len(rows["nfe"])
-    titles = [axes.get_title("left") for axes in training_figure(r).axes]
-    assert [title for title in titles if title] == ["Training reward", "Diversity within a prompt"]
 
 
 # --------------------------------------------------------------------------------------- statistics

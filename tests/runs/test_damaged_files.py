@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reportkit import BEFORE, make_run
+from reportkit import BEFORE, answer_here, make_run
 from starlette.testclient import TestClient
 
 from flowrl.cli.main import main
@@ -59,6 +59,11 @@ FILES = (
 )
 
 
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_here(monkeypatch)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Two runs that can be looked at; a test damages the second."""
@@ -79,7 +84,7 @@ def test_a_damaged_file_spoils_no_page(
     """Of fifteen runs, each damaged in another way: it is read, or said with its name; the good run
     is told as ever."""
     monkeypatch.setattr("flowrl.runs.view.listing.LOOK", 600.0)  # all runs in one answer
-    make_run(tmp_path / "good")
+    make_run(tmp_path / "good", iterations=5, samples=2)
     for what, text in BAD.items():
         shutil.copytree(tmp_path / "good", tmp_path / what)
         put(tmp_path / what / name, text)

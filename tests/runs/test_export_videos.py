@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,8 +73,10 @@ FILMS = {
 }
 
 
-@pytest.mark.parametrize("form", ["lora", "kohya", "merged"])
-@pytest.mark.parametrize("name", FILMS)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, "lora") for name in FILMS), *product(("text", "experts"), ("kohya", "merged"))],
+)
 def test_the_code_makes_the_run_s_video(
     name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

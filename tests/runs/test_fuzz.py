@@ -17,6 +17,7 @@ from fuzzimages import bomb, plain_pixels
 from fuzzkit import HOSTILE, Refused, Target, Verdict, damage_bytes, damage_value, judge
 from fuzzruns import lora_files, runs, schedulers, suites, view_requests, votes, wild_prompts
 from fuzzservers import addresses, answers, judge_texts, judges, requests
+from reportkit import answer_here
 
 from flowrl.core.errors import DataError
 from flowrl.core.pixels import png_bytes, png_needs
@@ -51,6 +52,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     """Make all targets once."""
     home = tmp_path_factory.mktemp("fuzz")
     return {name: make() for name, make in targets(home).items()}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_here(monkeypatch)
 
 
 def config(key: str, value: str) -> Callable[[Target], bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import json
 import math
@@ -339,38 +338,21 @@ def test_tensorboard_scalars_and_purge_on_resume(tmp_path: Path) -> None:
     assert "nan" not in events.Tags()["scalars"] and "time/total" in events.Tags()["scalars"]
 
 
-def test_missing_tensorboard_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if name == "torch.utils.tensorboard":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr(log_module, "_told", set())
-    for name in ("a", "b"):
-        RunLogger(tmp_path / name).close()
-    assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
-
-
 def test_events_that_cannot_be_written_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that fails under TensorBoard costs its events; metrics.jsonl has every iteration."""
     pytest.importorskip("tensorboard")
-    with RunLogger(tmp_path, None, quiet=True) as mine:
+    with RunLogger(tmp_path, None) as mine:
         mine.log(0, {"reward": 0.5}, images=1)
 
         def fail(*_: object) -> None:
             raise OSError(errno.EROFS, "Read-only file system")
 
-        monkeypatch.setattr(mine._board, "add_scalar", fail)
+        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fail)
         for iteration in (1, 2):
             mine.log(iteration, {"reward": 0.5}, images=1)
-        assert mine._board is None
+        assert "the run goes on without it" in capsys.readouterr().err
     assert [row["iteration"] for row in read_rows(tmp_path, "metrics.jsonl")] == [0, 1, 2]
 
 
@@ -390,7 +372,7 @@ def test_a_number_beyond_float64(tmp_path: Path) -> None:
 def test_a_setting_that_is_none(tmp_path: Path) -> None:
     row = {"iteration": 0, "score": "red", "red": 0.5, "setting": "x"}
     (tmp_path / EVALS).write_text(json.dumps(row) + "\n")
-    with pytest.raises(RunError, match=r"eval\.jsonl, line 1: \"setting\": expected an object"):
+    with pytest.raises(RunError, match=r"eval\.jsonl, line 1: evaluation: setting: "):
         read_evals(tmp_path)
 
 

@@ -29,12 +29,14 @@ def test_every_adapter_has_a_tiny_pipeline() -> None:
 
 @pytest.mark.parametrize("name", tinies())
 def test_a_tiny_pipeline_is_the_same_for_the_same_seed(name: str, tmp_path: Path) -> None:
-    """Byte for byte in its network, and another one for another seed."""
-    made = [save_tiny(name, tmp_path / f"{n}", seed=seed) for n, seed in enumerate((3, 3, 4))]
+    """Byte for byte in its network; the first of them is another one for another seed."""
+    seeds = (3, 3, 4) if name == next(iter(tinies())) else (3, 3)
+    made = [save_tiny(name, tmp_path / f"{n}", seed=seed) for n, seed in enumerate(seeds)]
     part = "unet" if (made[0] / "unet").exists() else "transformer"
-    files = [load_file(next((folder / part).glob("*.safetensors"))) for folder in made]
-    assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
-    assert not all(torch.equal(files[0][key], files[2][key]) for key in files[0])
+    first, again, *others = (load_file(next((at / part).glob("*.safetensors"))) for at in made)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    for other in others:
+        assert not all(torch.equal(first[key], other[key]) for key in first)
     assert [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name] == []
 
 
@@ -51,11 +53,12 @@ def test_tiny_says_how_it_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_rehearsal_of_a_shipped_config(
     config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The pipeline is of the config's own class; the working folder stays empty."""
+    """The pipeline is of the config's own class; the working folder stays empty. All is the
+    config's own but the steps of an evaluation."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert main(["train", config, "--rehearse", "--json", "-"]) == 0
+    assert main(["train", config, "--rehearse", "eval.steps=2", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["pipeline"] == CONFIGS[config] and found["summary"]["iterations"] == 1
     assert list(tmp_path.iterdir()) == []

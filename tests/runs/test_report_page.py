@@ -153,7 +153,7 @@ def total(run: Path, budget: int) -> int:
         ("config.yaml", "[1]", "expected a mapping"),
         ("config.yaml", "a: [", "cannot read"),
         ("doctor.json", '{"sections": [1]}', "flowrl doctor --run"),
-        ("doctor.json", '{"sections": {"ratio": 5}}', "doctor.json.*make it anew, or delete it"),
+        ("doctor.json", '{"sections": {"ratio": 5}}', "doctor.json.*makes it anew, or delete it"),
         ("doctor.json", '{"sections": {"ratio": {"table": 5}}}', "flowrl doctor --run"),
         ("doctor.json", '{"sections": {"ratio": {"table": [["a"], [NaN]]}}}', "doctor --run"),
         ("doctor.json", '{"sections": {"ratio": {"skipped": 5}}}', "flowrl doctor --run"),

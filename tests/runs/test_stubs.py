@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import warm
+from docskit import parse
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.integration
 def test_the_tests_of_stubs_pass_and_their_commands_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the stubs' folder, as a user would: the tests in a process of their own."""
+    """From the stubs' folder, as a user would: the tests, each of which rehearses its stub, in a
+    process of their own. Each command names what its test has rehearsed; one is run."""
     made = [write_stub(kind, f"my_{kind}", tmp_path) for kind in STUBS]
     assert all(file.exists() for one in made for file in one.files)
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -31,8 +34,12 @@ def test_the_tests_of_stubs_pass_and_their_commands_train(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for one in made:
-        assert main([*one.train[1:], "--rehearse", "--json", "-"]) == 0
-        assert json.loads(capsys.readouterr().out)["summary"]["iterations"] == 1
+        given, tested = parse(one.train), runpy.run_path(str(tmp_path / one.test[-1]))
+        assert given["config"] in (tested["CONFIG"], Path(tested["CONFIG"]).name)
+        assert [*given["overrides"], *given["changes"]] == tested["OVERRIDES"]
+        assert [*given["plugin"]] == tested["PLUGINS"]
+    assert main([*made[0].train[1:], "--rehearse", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["summary"]["iterations"] == 1
 
 
 def test_stubs_keep_the_rules_of_style(tmp_path: Path) -> None:

@@ -21,12 +21,9 @@ from toykit import redness, toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
-from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.errors import DataError, RunError
 from flowrl.core.shipped_files import resource
-from flowrl.evaluation.measures.of_images import Tools
-from flowrl.runs import sweep as sweeping
 from flowrl.runs.suite import run_suite
-from flowrl.runs.sweep import SweepRequest
 from rewards.remote.http import make_app
 from rewards.remote.read_request import RequestLimits
 from rewards.remote.request_queue import RequestQueue
@@ -251,11 +248,20 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path, dict[str, Any]]:
+    """Return a config, the folder of a suite of it, and its report."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = toy(folder / "toy")
+    return config, folder / "out", scored(config, folder / "out")
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_line_of_scores_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_line_of_scores_is_named(
+    whole: tuple[Config, Path, dict[str, Any]], tmp_path: Path, kind: str
+) -> None:
     """One message with file and line; without the line its image alone is scored again."""
-    config, out = toy(tmp_path / "toy"), tmp_path / "out"
-    whole = scored(config, out)
+    config, out = whole[0], shutil.copytree(whole[1], tmp_path / "out")
     file = out / "scores.jsonl"
     lines = file.read_bytes().splitlines()
     made = DAMAGE[kind](json.loads(lines[1]))
@@ -264,63 +270,18 @@ def test_a_damaged_line_of_scores_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DataError, match=r"scores\.jsonl, line 2: expected the scores.*delete"):
         scored(config, out)
     file.write_bytes(b"\n".join([lines[0], *lines[2:], b""]))
-    assert scored(config, out) == whole
+    assert scored(config, out) == whole[2]
 
 
 @pytest.mark.parametrize(
     "bad", ["[]", "17", "[" * 100_000, "\xff", '{"a": ', '{"best_of": "3"}', '{"best_of": 1e400}']
 )
-def test_a_damaged_setting_is_named(tmp_path: Path, bad: str) -> None:
-    config, out = toy(tmp_path / "toy"), tmp_path / "out"
-    scored(config, out)
+def test_a_damaged_setting_is_named(
+    whole: tuple[Config, Path, dict[str, Any]], tmp_path: Path, bad: str
+) -> None:
+    config, out = whole[0], shutil.copytree(whole[1], tmp_path / "out")
     (out / "setting.json").write_bytes(bad.encode("latin-1"))
     with pytest.raises(RunError, match=r"out/setting\.json"):
         scored(config, out)
     with pytest.raises(RunError, match=r"out/setting\.json"):
         scored(config, tmp_path / "new", against=out)
-
-
-# ---------------------------------------------------------------------------------- measures
-
-
-def test_measures_belong_to_images_and_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measured once; again where an image, a reference image or the file was changed; what was
-    measured besides stays."""
-    asked: list[list[str]] = []
-
-    def measure(_: Path, names: list[str], __: Tools) -> dict[str, Any]:
-        asked.append([*names])
-        return {name: {"value": float(len(asked))} for name in names}
-
-    monkeypatch.setattr(sweeping, "measure_images", measure)
-    where, reference = tmp_path / "images", tmp_path / "reference"
-    for folder in (where, reference):
-        folder.mkdir()
-        Image.new("RGB", (4, 4)).save(folder / "0.png")
-    request = SweepRequest("shapes", [None], [None], measures=["fid"], tools=Tools(reference))
-    values = [sweeping._measured(where, request)["fid"]["value"] for _ in range(2)]
-    Image.new("RGB", (4, 4), (9, 0, 0)).save(where / "0.png")
-    values.append(sweeping._measured(where, request)["fid"]["value"])
-    Image.new("RGB", (4, 4), (9, 0, 0)).save(reference / "0.png")
-    values.append(sweeping._measured(where, request)["fid"]["value"])
-    assert values == [1.0, 1.0, 2.0, 3.0]
-    both = request._replace(measures=["fid", "kid"])
-    assert sweeping._measured(where, both) == {"fid": {"value": 3.0}, "kid": {"value": 4.0}}
-    assert asked == [["fid"], ["fid"], ["fid"], ["kid"]]
-    file = where / "measures.json"
-    good = file.read_text()
-    for bad in ("[", "[" * 100_000, "17", good.replace("3.0", "3.5"), '{"found": []}', "\xff"):
-        file.write_bytes(bad.encode("latin-1"))
-        with pytest.warns(UserWarning, match=r"measures\.json.*measured anew"):
-            sweeping._measured(where, request)
-    file.write_text(good)
-    assert sweeping._measured(where, request)["fid"]["value"] == 3.0
-
-
-@pytest.mark.parametrize("bad", ["[", "[" * 100_000, "17", '{"bounds": {"a": [0, 1e400]}}', "\xff"])
-def test_bounds_that_are_none(tmp_path: Path, bad: str) -> None:
-    (tmp_path / "sweep.json").write_bytes(bad.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"--bounds .*sweep\.json"):
-        sweeping._read_bounds(tmp_path / "sweep.json")

@@ -26,7 +26,6 @@ from flowrl.runs.sweep import (
     choose_prompts,
     lora_scaled,
     sweep,
-    sweep_figure,
     sweep_table,
 )
 from flowrl.training.weights import Weights
@@ -87,7 +86,6 @@ def test_every_combination_and_the_best(tmp_path: Path, monkeypatch: pytest.Monk
         and "chosen by red" in told
         and best["setting"]["prompts_hash"] in told
     )
-    assert len(sweep_figure(result).axes[0].get_legend_handles_labels()[0]) == 2
     # more of it later: what is there stays
     drawn: list[str] = []
     whole = run_suite
@@ -100,10 +98,9 @@ def test_every_combination_and_the_best(tmp_path: Path, monkeypatch: pytest.Monk
         return report
 
     monkeypatch.setattr(module, "run_suite", watched)
-    more = asked._replace(guidance=[0.0, 2.0, 5.0], steps=[4], by="mmhm", bounds=out / "sweep.json")
+    more = asked._replace(guidance=[0.0, 2.0, 5.0], steps=[4], by="mmhm")
     again = sweep(open_target, more, out)
     assert drawn == ["guidance-5_steps-4"] and again["by"] == "mmhm"
-    assert again["rows"][-1]["mmhm"] == pytest.approx(1.001)  # better than all bounds: clipped
     with pytest.raises(ConfigError, match="--by: expected one of red, strict, mmhm, got 'rde'"):
         sweep(open_target, more._replace(by="rde"), out)
 
@@ -150,7 +147,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     argv = ["sweep", "assets/shapes-sd3", "--suite", "shapes", "--guidance", "1,2.5", "--steps"]
     assert main([*argv, "2", "--count", "6", "--images", "1", "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "chosen by shapes on" in told and (out / "sweep.png").stat().st_size > 5000
+    assert "chosen by shapes on" in told
     result = json.loads((out / "sweep.json").read_text())
     assert [row["guidance"] for row in result["rows"]] == [1.0, 2.5]
     assert main([*argv, "two"]) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from comparekit import rehearse_few
 from toykit import write_toy
 
 from flowrl.cli.main import main
@@ -36,7 +37,7 @@ BASE = {"score": 0.1, "interval": [0.0, 0.2], "images": 4, "tasks": {"all": 0.1}
 
 
 def _command(folder: Path, *more: str, tries: tuple[str, ...] = ()) -> list[str]:
-    argv = ["tune", str(write_toy(folder)), "--plugin", "toykit", "--count", "calls", "--quiet"]
+    argv = ["tune", str(write_toy(folder)), "--plugin", "toykit", "--quiet"]
     argv += ["--try", *(tries or ("optimizer.lr=0.01,0.2", CLIPS)), "--nfe", "150"]
     return [*argv, "--set", "eval.score=red", "--out", str(folder / "out"), *more]
 
@@ -45,12 +46,19 @@ def _stamps(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in folder.rglob("seed*/result.json")}
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearse_few(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Search three rates with two seeds; the third breaks its run."""
     folder = tmp_path_factory.mktemp("searched")
     tries = ("optimizer.lr=0.01,0.2,1e30",)
-    assert main(_command(folder, "--seeds", "0", "1", tries=tries)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        rehearse_few(patch)
+        assert main(_command(folder, "--seeds", "0", "1", tries=tries)) == 0
     return folder
 
 
@@ -97,18 +105,6 @@ def test_what_is_there_is_not_trained_again(
     assert stamps == _stamps(searched)
 
 
-@pytest.mark.integration
-def test_all_trials_count_at_one_price(tmp_path: Path) -> None:
-    """Measured once: equal work takes equally many iterations, whatever the clock says."""
-    tries = ("optimizer.lr=0.01,0.0100001,0.0100002",)
-    command = _command(tmp_path, "--count", "cost", "--nfe", "600", tries=tries)
-    assert main(command) == 0
-    found = read_tuning(tmp_path / "out")
-    runs = {(trial["runs"][0]["iterations"], trial["runs"][0]["nfe"]) for trial in found["trials"]}
-    assert len(found["trials"]) == 3 and len(runs) == 1
-    assert len(list(tmp_path.rglob("prices.json"))) == 1
-
-
 # searches whose runs are played: a score of the rate, without a model
 
 Score = Callable[[Config], float]
@@ -138,7 +134,6 @@ def _play(patch: pytest.MonkeyPatch, score: Score = _height, most: int = 10**9) 
         row = {"score": found, "interval": [found, found], "tasks": {"all": found}}
         return {**run, "failed": None, "at": {"nfe": row}}
 
-    patch.setattr(tune, "MOST_ITERATIONS", 40)
     patch.setattr(tune, "spend", spend)
     patch.setattr(tune, "Trainer", lambda config: None)
     patch.setattr(tune, "base_of", lambda *_: dict(BASE))
@@ -153,7 +148,7 @@ def _plan(folder: Path, out: str, *tries: str, **more: Any) -> Tuning:
     folder.mkdir(exist_ok=True)
     what = Tuning(str(write_toy(folder)), read_space(tries or RATES), (0,), 150, folder / out)
     overrides = ("eval.score=red",)
-    return what._replace(counted="calls", overrides=overrides, plugins=("toykit",), **more)
+    return what._replace(overrides=overrides, plugins=("toykit",), **more)
 
 
 def _found(result: dict[str, Any]) -> list[Any]:
@@ -341,7 +336,6 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--pruner", "median", "--points", "1"], "give --points 2 or more"),
         (["--pruner", "hyperband", "--processes", "2"], "takes --pruner median and one of"),
         (["--pruner", "median", "--processes", "2", "--seeds", "0", "1"], "one of --seeds, got"),
-        (["--processes", "2", "--count", "cost"], "give --count calls"),
         (["--seeds", "0", "0"], "--seeds: expected seeds that differ"),
         (["--nfe", "0"], "--nfe: expected more than 0"),
         (["--try", "credit={fn: group_norm},{fn: sibling_norm}"], "gives every decision the"),

@@ -18,13 +18,13 @@ from gridkit import plain
 
 from flowrl.cli.main import main
 from flowrl.core.errors import RewardError, RunError
-from flowrl.evaluation.image_grids import RIGHT, WRONG, save_strip
+from flowrl.evaluation.image_grids import RIGHT, WRONG, load_strip, save_strip
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.runs import evaluate as evaluate_module
 from flowrl.runs.compare.compare import run_comparison, sample_grid
-from flowrl.runs.compare.one_run import read_samples
 from flowrl.runs.evaluate import verdicts
+from flowrl.runs.folder import read_verdicts, strip_file
 from flowrl.runs.report.samples import run_grid
 from rewards.shapes import shapes
 
@@ -106,16 +106,16 @@ def test_the_grid_of_a_comparison_frames_what_was_judged(
     monkeypatch.setattr(toykit.reddish, "says_right", True, raising=False)
     seen, found = frames(tmp_path / "judged"), []
     for name in ("base", "toy-a/seed0"):
-        images, right = read_samples(tmp_path / "judged/runs" / name)
+        run = tmp_path / "judged/runs" / name
+        (last, right), *_ = sorted(read_verdicts(run).items(), reverse=True)
+        images = load_strip(strip_file(run, last), len(right))
         assert right == [bool(one[0].mean() > one[1].mean()) for one in images]
         found += right
     assert seen == [True in found, False in found] and True in found
-    # a checker that fails costs the frames alone, and says so; a folder of before has none
+    # a checker that fails costs the frames alone, and says so
     monkeypatch.setattr(evaluate_module, "ask", failing)
     assert frames(tmp_path / "failing") == [False, False]
     assert "the samples are not judged: no answer" in capsys.readouterr().err
-    (tmp_path / "judged/runs/base/verdicts.json").unlink()
-    assert read_samples(tmp_path / "judged/runs/base")[1] == [None, None]
 
 
 def failing(*_: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from browserkit import Visit, browser
-from reportkit import make_run
+from reportkit import answer_here, make_run
 from serving import served
 from starlette.testclient import TestClient
 
@@ -45,7 +45,8 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(home: Path) -> TestClient:
+def client(home: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    answer_here(monkeypatch)
     return TestClient(make_app(home, home / "votes"), base_url="http://localhost")
 
 
@@ -55,7 +56,7 @@ def test_what_is_listed_and_told(client: TestClient, home: Path) -> None:
     assert listed["a"]["iterations"] == 45 and listed["a"]["score"] == 0.7
     assert listed["deep/b"]["state"] == "damaged" and "line 1" in listed["deep/b"]["error"]
     told = client.get("/api/story", params={"run": "a"}).json()
-    assert told["parts"]["samples"]["iterations"] == [0, 20, 40]
+    assert told["samples"]["iterations"] == [0, 20, 40]
     assert client.get("/api/samples", params={"run": "a"}).json() == [0, 20, 40]
     known = {"run": "a", "known": told["stamp"]}
     assert client.get("/api/story", params=known).status_code == 204

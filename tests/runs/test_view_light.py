@@ -15,7 +15,6 @@ import pytest
 from browserkit import Visit, browser
 from reportkit import lines, make_run
 from serving import served
-from starlette.testclient import TestClient
 
 from flowrl.runs.folder import is_locked, lock, try_lock
 from flowrl.runs.view.app import make_app
@@ -104,7 +103,7 @@ def test_fifty_long_runs_take_little_memory_and_time(many: Path) -> None:
             assert len(listed) == RUNS
             assert [run["id"] for run in listed if run["state"] == "damaged"] == ["run07"]
             told = ask.get("/api/story", params={"run": "run00"}).json()
-            assert told["parts"]["name"] == "run00"
+            assert told["name"] == "run00"
             for run in listed:
                 if run["state"] != "damaged":
                     shown: dict[str, Any] = {"run": run["id"], "iteration": run["sample"]}
@@ -125,39 +124,6 @@ def test_fifty_long_runs_take_little_memory_and_time(many: Path) -> None:
     assert after["heavy"] == []
     assert after["mb"] < MOST_MB
     assert share < MOST_SHARE
-
-
-def test_only_new_points_and_parts_are_sent(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a")
-    lines(run / "metrics.jsonl", metrics_of(1000))
-    client = TestClient(make_app(tmp_path, tmp_path / "votes"), base_url="http://localhost")
-    first = client.get("/api/story", params={"run": "a"}).json()
-    have = json.dumps({"marks": first["marks"], "lengths": first["parts"]["lengths"]})
-    with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in metrics_of(2, 1000))
-    again = client.get("/api/story", params={"run": "a", "known": first["stamp"], "have": have})
-    told = again.json()
-    assert "config" not in told["parts"] and "samples" not in told["parts"]
-    assert told["parts"]["lengths"]["metrics.jsonl"][0] == 1002
-    # in stretches of four: 250 whole points, and one of the two that came
-    (panel,) = [panel for panel in told["panels"] if panel["title"] == "Training reward"]
-    assert panel["lines"][0]["from"] == 250
-    assert panel["lines"][0]["x"] == [1000.5] and panel["lines"][0]["y"] == [1.0005]
-    assert len(again.content) < len(client.get("/api/story", params={"run": "a"}).content) / 4
-    # a log that was cut and went on otherwise is sent whole
-    rows = metrics_of(1001)
-    lines(run / "metrics.jsonl", [*rows[:999], {**rows[999], "reward": 7.0}, rows[1000]])
-    whole = client.get("/api/story", params={"run": "a", "have": have}).json()
-    (panel,) = [panel for panel in whole["panels"] if panel["title"] == "Training reward"]
-    assert panel["lines"][0]["from"] == 0 and len(panel["lines"][0]["x"]) == 251
-
-
-@pytest.mark.parametrize("have", ["{", "[]", '{"marks": 5}', '{"lengths": {"a": 1}}', "[" * 9000])
-def test_a_page_that_says_nonsense_gets_everything(tmp_path: Path, have: str) -> None:
-    make_run(tmp_path / "a")
-    client = TestClient(make_app(tmp_path, tmp_path / "votes"), base_url="http://localhost")
-    told = client.get("/api/story", params={"run": "a", "have": have}).json()
-    assert {"config", "facts", "samples"} <= set(told["parts"])
 
 
 def test_the_lock_says_what_state_a_run_is_in(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from browserkit import Visit, browser
 from gridkit import plain
 from PIL import Image
-from reportkit import make_run
+from reportkit import answer_here, make_run
 from serving import served
 from starlette.testclient import TestClient
 
@@ -50,7 +50,8 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(home: Path) -> TestClient:
+def client(home: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    answer_here(monkeypatch)
     return TestClient(make_app(home, home / "votes"), base_url="http://localhost")
 
 

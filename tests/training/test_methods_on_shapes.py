@@ -19,16 +19,19 @@ from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
 # those have tests of their own: they need a reward or a model that learns, images from files,
-# other runs, or the editing model
+# other runs, a server, or the editing or the video model
 APART = (
     "shapes/adv_awm",
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
+    "shapes/auto_rubric",
     "shapes/ddrl",
     "shapes/dina_lrm",
     "shapes/diffusion_dpo_offline",
     "shapes/drm",
+    "shapes/edit_r1",
     "shapes/flow_opd",
+    "shapes/mind_v",
     "shapes/paco_rl",
     "shapes/spo",
     "shapes/spo_latent",

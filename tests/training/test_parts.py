@@ -3,6 +3,7 @@ that a shipped one does, and a run executes no code of a part that it does not h
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -26,6 +27,7 @@ from flowrl.runs.folder import read_metrics
 from flowrl.training.parts import PACKAGES, Parts, shipped
 
 ROOT = Path(flowrl.__file__).parent
+MOST_FILES = 41  # of flowrl and rewards in one step of shapes/flow_grpo
 
 
 @pytest.fixture(scope="module")
@@ -248,15 +250,15 @@ def test_two_parts_cannot_share_a_name_or_a_file(tmp_path: Path) -> None:
         trainer.save(tmp_path / "saved")
 
 
-def executed(work: Any) -> set[str]:
-    """Return the files of parts of which functions run during a call."""
+def executed(work: Any, packages: tuple[str, ...] = PACKAGES) -> set[str]:
+    """Return the files of packages of which functions run during a call."""
     files: set[str] = set()
-    folders = tuple(str(ROOT.parent / package.replace(".", "/")) for package in PACKAGES)
+    folders = tuple(str(ROOT.parent / package.replace(".", "/")) + os.sep for package in packages)
 
     def see(frame: FrameType, event: str, arg: Any) -> None:
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(folders) and frame.f_code.co_name != "<module>":
-            files.add(Path(name).stem)
+            files.add(Path(name).relative_to(ROOT.parent).as_posix())
 
     threading.setprofile(see)
     sys.setprofile(see)
@@ -275,12 +277,18 @@ def test_a_run_executes_no_code_of_parts_that_it_does_not_have() -> None:
     small = ["train.prompts=2", "train.group=8", "train.threads=1", "eval.images=1"]
     assert len(shipped()) >= 15
 
+    trainers = []
+
     def work() -> None:
         trainer = flowrl.Trainer(flowrl.load_config("shapes/flow_grpo", small))
         trainer.step()
         trainer.step()
+        trainers.append(trainer)
 
-    assert executed(work) == {"__init__", "statistics", "copies", "gradient_monitor", "fence"}
+    own = ("__init__", "statistics", "copies", "gradient_monitor", "fence")
+    assert executed(work) == {f"flowrl/training/parts/{name}.py" for name in own}
+    # of the whole package: who reads a step reads so many files
+    assert len(executed(trainers[0].step, ("flowrl", "rewards"))) <= MOST_FILES
 
 
 class Enough(Part):

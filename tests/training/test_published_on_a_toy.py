@@ -15,7 +15,7 @@ from flowrl.training.trainer import Trainer
 # tested elsewhere: they need stored images, earlier images of a prompt, other runs, rewards by name
 # or with a gradient, or they train no network
 APART = {"sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo", "sd3/gardo"}
-APART |= {"sd3/flow_opd", "sd15/spo", "sdxl/spo", "sd15/find"}
+APART |= {"sd3/flow_opd", "sd15/spo", "sdxl/spo", "sd15/find", "sd15/zo_rank_sgd"}
 APART |= {"sd15/draft", "sd15/align_prop", "flux/srpo"}
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 Stepped = tuple[dict[str, float], bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,30 @@ def test_noise_belongs_to_seed_iteration_and_place(tmp_path: Path) -> None:
         assert torch.equal(ro.x[place * 4 : place * 4 + 4], want)
     trainer.state.iteration = 8
     assert not torch.equal(trainer.sample([0, 4]).x[:8], ro.x[:8])
+
+
+def test_what_iterations_have_in_common_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's grid and the shape of its latents; a plan is made once per iteration, and its
+    cost was counted when it was rehearsed."""
+    trainer = trainer_for(tmp_path)
+    asked = Counter[str]()
+
+    def counted(name: str, real: Any, *arguments: Any) -> Any:
+        asked[name] += 1
+        return real(*arguments)
+
+    for name in ("sigmas", "latent_shape"):
+        real = getattr(trainer.model, name)
+        monkeypatch.setattr(trainer.model, name, partial(counted, name, real))
+    monkeypatch.setattr("flowrl.training.task.cost_of_plan", partial(counted, "cost", None))
+    plan: Any = trainer.method.plan
+    before = plan.cache_info().misses
+    for _ in range(3):
+        trainer.step()
+    assert asked == {"sigmas": 1, "latent_shape": 1}
+    assert plan.cache_info().misses - before <= 3
 
 
 # ------------------------------------------------------------------------------ formulas and logs

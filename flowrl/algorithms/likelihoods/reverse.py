@@ -53,7 +53,15 @@ class reverse:
         have the same rows, else to float32 rounding. Gradients flow through v only.
         """
         x = wide(batch.x)
-        v = _velocity(model, batch)
+        # siblings of a fork were drawn from one state: v once for each
+        first, state = state_rows(batch.parent) if batch.rows is None else batch.rows
+        if len(first) == len(x):
+            v = model.velocity(x, batch.sigma, batch.cond)
+        else:
+            cond = {}
+            for name, value in batch.cond.items():
+                cond[name] = value[first]
+            v = model.velocity(x[first], batch.sigma[first], cond)[state]
         mean, std = transition(x, v, batch.sigma, batch.sigma_next, batch.noise_scale)
         return Eval(gaussian_log_prob(batch.target, mean, std), mean, std, v)
 
@@ -81,13 +89,3 @@ class reverse_unguided(reverse):
         B."""
         found = super().batch(rollout, advantage, nodes, streams)
         return found._replace(old_log_prob=torch.zeros_like(found.old_log_prob))
-
-
-def _velocity(model: FlowModel, batch: Batch) -> Tensor:
-    """Evaluate v [B, *] once per distinct parent: siblings of a fork were drawn from one state."""
-    first, state = state_rows(batch.parent) if batch.rows is None else batch.rows
-    x = wide(batch.x)
-    if len(first) == len(x):
-        return model.velocity(x, batch.sigma, batch.cond)
-    cond = {name: value[first] for name, value in batch.cond.items()}
-    return model.velocity(x[first], batch.sigma[first], cond)[state]

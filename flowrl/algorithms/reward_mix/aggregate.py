@@ -213,12 +213,19 @@ class by_field:
 
 def counting(scores: Scores) -> list[str]:
     """List the rewards that are not only watched."""
-    return [name for name in scores.values if scores.weights[name]]
+    names = []
+    for name in scores.values:
+        if scores.weights[name]:
+            names.append(name)
+    return names
 
 
 def weighted(scores: Scores) -> dict[str, Tensor]:
     """Return what each reward that counts brings to the weighted sum."""
-    return {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
+    parts = {}
+    for name in counting(scores):
+        parts[name] = scores.weights[name] * scores.values[name]
+    return parts
 
 
 def check_known(where: str, names: Iterable[str], scores: Scores) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -129,10 +130,9 @@ def rollout(
     if plan.adams is not None:
         check_adams(plan.adams, any(step.noise_scale > 0 for step in steps), same_noise)
     run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
-    second_order = any(step.solver > 1 for step in steps)
+    second_order = plan.solver is not None and bool((plan.solver > 1).any())
     run = run._replace(plan=plan, keep_mean=keep_mean, history=second_order)
-    groups = torch.arange(len(generators)) if group_ids is None else group_ids
-    forest = ForestBuilder(run, groups)
+    forest = ForestBuilder(run, torch.arange(len(generators)) if group_ids is None else group_ids)
     # the roots, and their leaves without noise
     live = _roots(run, forest, group_size, same_noise, noise)
     leaves: list[Tensor] = []
@@ -153,7 +153,8 @@ def rollout(
             progress(k + 1, len(steps))
     # what has arrived is a leaf
     if ends is None or ends + 1 == len(steps):
-        leaves.append(_arrived(forest, live, len(steps)))
+        node, end = live.node, len(steps)
+        leaves.append(node if live.stored else forest.add(live.x, node, end, copies=live.copies))
     return forest.rollout(leaves, sigmas.float())
 
 
@@ -211,8 +212,10 @@ def _start(
     store: torch.dtype,
 ) -> Sampling:
     # every row of the conditioning draws noise of its own
-    rows = {name: len(value) for name, value in cond.items()}
-    if not generators or any(count != len(generators) for count in rows.values()):
+    rows = {}
+    for name, value in cond.items():
+        rows[name] = len(value)
+    if not generators or {*rows.values()} - {len(generators)}:
         raise ConfigError(
             f"a rollout needs one generator per row of cond: {len(generators)} generators, rows "
             f"{rows}"
@@ -253,15 +256,11 @@ def _roots(
     else:
         x = rounded(run, noise * noise_std(run.sigmas))
     nowhere = torch.full((len(x) * copies,), -1)
-    roots = forest.add(x, nowhere, 0, learned_noise(run, x, copies), copies=copies)
+    # a model that learns its noise can score it
+    scored = hasattr(run.model, "initial_log_prob")
+    made = learned_noise(run, x, copies) if scored else None
+    roots = forest.add(x, nowhere, 0, made, copies=copies)
     return Live(x, roots, stored=True, copies=copies)
-
-
-def _arrived(forest: ForestBuilder, live: Live, end: int) -> Tensor:
-    """Store the clean latents, unless they are -> their ids."""
-    if live.stored:
-        return live.node
-    return forest.add(live.x, live.node, end, copies=live.copies)
 
 
 def _kept(run: Sampling, forest: ForestBuilder, live: Live, k: int) -> Live:
@@ -281,7 +280,8 @@ def _run_on(run: Sampling, live: Live, k: int, solver: int) -> Live:
     else:
         here, there, before = (sigma_rows(run, len(live.x), j) for j in (k, k + 1, k - 1))
         x = dpmpp_2m(live.x, v, here, there, live.past, before)
-    return live._replace(x=x, stored=False, v=None, past=x0_estimate(run, live.x, v, k))
+    past = x0_estimate(run, live.x, v, k) if run.history else None
+    return live._replace(x=x, stored=False, v=None, past=past)
 
 
 def _sa_step(run: Sampling, live: Live, adams: Adams, k: int) -> Live:
@@ -318,7 +318,7 @@ def _decide(
     noise_scale = torch.full((size,), step.noise_scale, device=run.device)
     one = transition(live.x, v, sigma_rows(run, size, k), sigma_rows(run, size, k + 1), noise_scale)
     # one network call per state [F, *]; its children [F * branch, *] share the Gaussian
-    mean, std = (part.repeat_interleave(step.branch, 0) for part in one)
+    mean, std = one.mean.repeat_interleave(step.branch, 0), one.std.repeat_interleave(step.branch)
     many = Gaussian(mean, std)
     x = rounded(run, draw(many, sibling_noise(run, size, step.branch)))
     noisy = std > 0
@@ -336,8 +336,9 @@ def _decide(
         v_kept = _first(v_next, step)
     if step.keep == 0:
         return _run_on(run, trunk, k, 1), leaves
-    past = x0_estimate(run, live.x, v, k)
-    past = None if past is None else past.repeat_interleave(step.keep, 0)
+    past = None
+    if run.history:
+        past = x0_estimate(run, live.x, v, k).repeat_interleave(step.keep, 0)
     return Live(_first(x, step), _first(node, step), True, v_kept, past), leaves
 
 
@@ -368,12 +369,12 @@ def _first(rows: Tensor, step: Step) -> Tensor:
 # ----------------------------------------------------------------------- the forest that is stored
 
 
+@dataclass
 class Blocks:
     """Nodes that were made together, block after block."""
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[Tensor, ...]] = []
-        self.count = 0
+    rows: list[tuple[Tensor, ...]] = field(default_factory=list)
+    count: int = 0
 
 
 class ForestBuilder:
@@ -433,8 +434,9 @@ class ForestBuilder:
         clean = []
         for twin, block, *rest in self.clean.rows:
             clean.append((twin + nodes, block + blocks, *rest))
-        columns = zip(*self.inner.rows, *clean, strict=True)
-        joined = (_sent(torch.cat(column), device) for column in columns)
+        joined = []
+        for column in zip(*self.inner.rows, *clean, strict=True):
+            joined.append(_sent(torch.cat(column), device))
         twin, block, parent, step, group, std, log_prob, noise_scale, x, *kept = joined
         return Rollout(
             tree=Tree(parent, step, std, group),
@@ -474,11 +476,14 @@ def rounded(run: Sampling, x: Tensor) -> Tensor:
 def velocity(run: Sampling, x: Tensor, k: int) -> Tensor:
     """Evaluate the network at x [F, *] and step k, in calls of at most `micro_batch` rows."""
     chunk = run.micro_batch or len(x)
-    rows = (x, sigma_rows(run, len(x), k), _prompt_of_rows(run, len(x)))
+    sigma, prompt = sigma_rows(run, len(x), k), _prompt_of_rows(run, len(x))
     found = []
-    for xs, sigmas, at in zip(*(torch.split(part, chunk) for part in rows), strict=True):
-        cond = {name: value[at] for name, value in run.cond.items()}
-        found.append(run.model.velocity(xs, sigmas, cond))
+    for start in range(0, len(x), chunk):
+        some = slice(start, start + chunk)
+        cond = {}
+        for name, value in run.cond.items():
+            cond[name] = value[prompt[some]]
+        found.append(run.model.velocity(x[some], sigma[some], cond))
     return torch.cat(found).to(x.dtype)
 
 
@@ -486,14 +491,16 @@ def log_prob_of_draws(run: Sampling, x: Tensor, gaussian: Gaussian) -> Tensor:
     """Return the log-prob of draws x [F, *] -> [F]."""
     # in the micro-batches of training, because a reduction over dimensions may depend on the batch
     # in its last bit
-    chunk = run.micro_batch or len(x)
-    parts = zip(*(torch.split(rows, chunk) for rows in (x, *gaussian)), strict=True)
-    return torch.cat([gaussian_log_prob(*part) for part in parts])
+    chunk, found = run.micro_batch or len(x), []
+    for start in range(0, len(x), chunk):
+        some = slice(start, start + chunk)
+        found.append(gaussian_log_prob(x[some], gaussian.mean[some], gaussian.std[some]))
+    return torch.cat(found)
 
 
-def x0_estimate(run: Sampling, x: Tensor, v: Tensor, k: int) -> Tensor | None:
-    """Estimate the clean latents [F, *] at step k, where steps of second order are to come."""
-    return x0_from(x, v, sigma_rows(run, len(x), k)) if run.history else None
+def x0_estimate(run: Sampling, x: Tensor, v: Tensor, k: int) -> Tensor:
+    """Estimate the clean latents [F, *] at step k."""
+    return x0_from(x, v, sigma_rows(run, len(x), k))
 
 
 def euler_step(run: Sampling, x: Tensor, v: Tensor, k: int, k_next: int) -> Tensor:
@@ -517,7 +524,9 @@ def _prompt_of_rows(run: Sampling, size: int) -> Tensor:
 def _noise(run: Sampling, size: int) -> Tensor:
     shape = (size // len(run.generators), *run.shape)
     dtype = torch.promote_types(run.store, torch.float32)
-    parts = [torch.randn(shape, generator=g, device=g.device, dtype=dtype) for g in run.generators]
+    parts = []
+    for g in run.generators:
+        parts.append(torch.randn(shape, generator=g, device=g.device, dtype=dtype))
     return torch.cat(parts).to(run.device, non_blocking=True)
 
 
@@ -547,11 +556,10 @@ def initial_latents(run: Sampling, group_size: int) -> Tensor:
     return rounded(run, x * noise_std(run.sigmas))
 
 
-def learned_noise(run: Sampling, x: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Score initial noise x [R, *] where the model learns it -> what a draw has, with std 0."""
-    if not hasattr(run.model, "initial_log_prob"):
-        return None
-    log_prob = run.model.initial_log_prob(x / noise_std(run.sigmas), _cond_of_rows(run, len(x)))
+def learned_noise(run: Sampling, x: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Score initial noise x [R, *] by a model that learns it -> what a draw has, with std 0."""
+    learner: Any = run.model
+    log_prob = learner.initial_log_prob(x / noise_std(run.sigmas), _cond_of_rows(run, len(x)))
     zero = torch.zeros(len(x) * copies, device=x.device)
     return zero, apart(log_prob, copies), zero
 

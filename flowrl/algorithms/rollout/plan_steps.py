@@ -55,20 +55,28 @@ def check_steps_and_noise(steps: int, noise_scale: float) -> None:
         )
 
 
+def key_of(plan: Plan) -> str:
+    """Return a text that two plans have in common if they are equal."""
+    rows = []
+    for row in plan:
+        rows.append(row.tolist() if isinstance(row, Tensor) else row)
+    return repr(rows)
+
+
 def steps_of(plan: Plan) -> list[Step]:
     """Read a plan as host numbers. Raises ConfigError, naming the step, for a plan that cannot be
     run."""
     size = len(plan.noise)
     columns = [plan.noise, plan.branch, plan.keep, plan.tail]
     columns.append(torch.ones(size, dtype=torch.int64) if plan.solver is None else plan.solver)
-    lengths = [len(column) for column in columns]
+    lengths = list(map(len, columns))
     if set(lengths) != {size} or not size:
         given = lengths[:4] if plan.solver is None else lengths
         raise ConfigError(f"a plan needs one entry per step in every field, got lengths {given}")
     # one copy to the host for each column, so the denoising loop never waits for the device
-    steps = []
-    for row in zip(*(column.tolist() for column in columns), strict=True):
-        steps.append(Step(*row))
+    noise, branch, keep, tail, solver = columns
+    rows = (noise.tolist(), branch.tolist(), keep.tolist(), tail.tolist(), solver.tolist())
+    steps = list(map(Step, *rows))
     # a plan is data that anybody may have made: what cannot be run is refused here
     for k, step in enumerate(steps):
         if (
@@ -133,8 +141,11 @@ def baseline_steps(plan: Plan) -> int:
 def trunk_ends(steps: list[Step]) -> int | None:
     """Say after which step a trunk that only carries forks ends; None if it goes on and is
     finished."""
-    noisy = [k for k, step in enumerate(steps) if step.noise_scale > 0]
-    return noisy[-1] if noisy and steps[noisy[-1]].keep == 0 else None
+    last = None
+    for k, step in enumerate(steps):
+        if step.noise_scale > 0:
+            last = k
+    return last if last is not None and steps[last].keep == 0 else None
 
 
 def counts(plan: Plan, copies: int = 1) -> PlanCounts:
@@ -218,7 +229,7 @@ def _tail_calls(here: int, end: int, tail: int, strides: tuple[int, ...]) -> int
 
 def _check_rest(plan: Plan) -> None:
     size = len(plan.noise)
-    if not plan.strides or any(stride < 1 for stride in plan.strides):
+    if min(plan.strides, default=0) < 1:
         raise ConfigError(
             f"a plan's strides must be whole numbers of at least 1, got {plan.strides}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from flowrl.models.by_call.options import GUIDES, frames_name, pipeline_class
-from flowrl.models.pipeline import NETWORKS, part_settings, read_index
+from flowrl.models.pipeline import NETWORKS, part_settings, pipeline, read_index
 
 SIDE = 1024  # pixels, where neither the class nor its network says a size
 SCALE = 8  # pixels of a latent, of nearly all VAEs
@@ -31,6 +31,7 @@ def facts_of(path: str) -> str:
     sections: list[tuple[str, Any, str]] = [
         ("kind", makes, ""),
         ("model", _model(path, takes, makes), NOTE),
+        *([("instead", WHOLE_TIMES, "ours: whole timesteps")] if _whole_times(path) else []),
         ("image", _size(path, takes), NOTE),
         *((name, value, "ours") for name, value in JUDGED[makes].items()),
         ("optimizer", {"lr": 1e-4}, "ours"),
@@ -76,6 +77,27 @@ JUDGED: dict[str, dict[str, Any]] = {
     },
 }
 """Prompts and rewards by what a pipeline makes, none of which needs a file of the user's."""
+
+
+WHOLE_TIMES: list[dict[str, Any]] = [
+    {
+        "section": "plan",
+        "when": {"fn": "sa_solver"},
+        "take": {"fn": "ode", "order": 2},
+        "keep": ["steps"],
+    },
+    *(
+        {"section": "likelihood", "when": {"times": times}, "take": {"times": "any_steps"}}
+        | {"keep": ["fn", "draws", "shared"]}
+        for times in ("logit_normal", "power_law")
+    ),
+]
+"""What methods do instead where noise levels of training timesteps are known alone."""
+
+
+def _whole_times(path: str) -> bool:
+    found: bool = pipeline.ahead(path=path).discrete_levels  # type: ignore[attr-defined]
+    return found
 
 
 def _kind(name: str, takes: Any) -> str:

@@ -191,7 +191,16 @@ def _sample(model: PipelineCall, theirs: Public, grid: Grid) -> Check:
             f"{max(gap, first):.1e} from those that it is given: scaled or mixed latents are not "
             "served without an adapter"
         )
-    return Check("sample", gap, 0.0)
+    # and each further step what the step before has made
+    for place, x in enumerate(theirs.x[1:]):
+        gap = relative(x, theirs.after[place].to(x.dtype))
+        if gap:
+            raise ModelError(
+                f"{model.name}: step {place + 2} of its call sees latents that differ by {gap:.1e} "
+                "from those that the step before made: its loop changes them in between, which "
+                "this sampler does not; it needs an adapter"
+            )
+    return Check("sample", 0.0, 0.0)
 
 
 def _velocities(

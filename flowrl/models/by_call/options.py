@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Self
 
 import diffusers
@@ -73,6 +74,7 @@ SEVERAL = {
     "chunk_partition": "makes a video in chunks, each from those before",
     "intermediate_timesteps": "draws noise anew between its steps, as consistency models do",
 }
+SEVERAL_TEXTS = ("list", "sequence", "tuple", "iterable")  # in the type of an argument
 PLACE = "{prompt}"  # of the prompt in a template
 EULER = ("FlowMatchEulerDiscreteScheduler",)
 
@@ -200,6 +202,13 @@ def pipeline_class(name: Any, where: str) -> Any:
             f"{where}: {name!r} is no pipeline of diffusers {diffusers.__version__}; no code "
             "of a model is run. A newer diffusers may have it"
         )
+    # a class that only says what it lacks stands in for each that cannot be had here
+    lacks = [one for one in getattr(found, "_backends", ()) if find_spec(one) is None]
+    if lacks:
+        raise ModelError(
+            f"{where}: diffusers makes a {name} only with {' and '.join(lacks)}, which is not "
+            f"installed: pip install {' '.join(lacks)}"
+        )
     return found
 
 
@@ -243,6 +252,9 @@ def _no_field(kind: Any, takes: Mapping[str, inspect.Parameter]) -> str:
     against it."""
     if "prompt" not in takes:
         return "reads no prompt"
+    said = str(takes["prompt"].annotation).lower()
+    if "str" in said and not any(word in said for word in SEVERAL_TEXTS):
+        return "reads one text alone, no list of prompts"
     # classes of several stages, each a pipeline under torch.no_grad
     if getattr(kind, "_load_connected_pipes", False):
         return "runs other pipelines inside, which switch gradients off"

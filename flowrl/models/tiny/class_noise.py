@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
 from typing import Any
 
 import diffusers
 from transformers import BertConfig, BertModel, CLIPTextModel
 
+from flowrl.models.by_call.options import pipeline_class
+from flowrl.models.tiny.pieces import piece_file
 from flowrl.models.tiny.readers import DIT, letters
 from flowrl.models.tiny.stills import (
     EULER,
@@ -99,6 +105,51 @@ def cogview3() -> Any:
         vae=vae(4, shift=None),
         text_encoder=t5_encoder(),
         tokenizer=t5_tokenizer(),
+    )
+
+
+def kolors(kind: str) -> Any:
+    """Make a Kolors, whose reader is a ChatGLM of diffusers' own. Raise ModelError where the
+    package that reads its vocabulary is not installed."""
+    made = pipeline_class(kind, "tiny")
+    from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig, ChatGLMModel
+    from diffusers.pipelines.kolors.tokenizer import ChatGLMTokenizer
+
+    folder = tempfile.mkdtemp()
+    tokenizer = ChatGLMTokenizer(str(piece_file(Path(folder))))
+    weakref.finalize(tokenizer, shutil.rmtree, folder)  # it is saved by copying its file
+    reader = ChatGLMModel(
+        ChatGLMConfig(
+            num_layers=2,
+            padded_vocab_size=256,
+            hidden_size=32,
+            ffn_hidden_size=32,
+            kv_channels=16,
+            num_attention_heads=2,
+            seq_length=256,
+            original_rope=True,
+            add_qkv_bias=True,
+            multi_query_attention=True,
+            multi_query_group_num=1,
+        ),
+        empty_init=False,
+    )
+    for parameter in reader.parameters():
+        parameter.data.normal_(0, 0.3)
+    return made(
+        unet=unet(
+            cross_attention_dim=32,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=6 * 8 + 32,
+            encoder_hid_dim=32,
+            encoder_hid_dim_type="text_proj",
+        ),
+        scheduler=diffusers.EulerDiscreteScheduler(**EULER, timestep_spacing="leading"),
+        vae=vae(4, shift=None, quant=True),
+        text_encoder=reader.eval(),
+        tokenizer=tokenizer,
     )
 
 

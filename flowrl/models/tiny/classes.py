@@ -140,6 +140,9 @@ CLASSES: dict[str, TinyPipeline] = {
     ),
     "CogView3PlusPipeline": tiny(noise.cogview3, **FULL),
     "Kandinsky3Pipeline": tiny(noise.kandinsky3, **FULL),
+    "KolorsPipeline": tiny(of("KolorsPipeline", noise.kolors)),
+    # diffusers reads no LoRA into it
+    "KolorsPAGPipeline": tiny(of("KolorsPAGPipeline", noise.kolors), **FULL),
     # edits
     "FluxKontextPipeline": tiny(saved(partial(tiny_flux, kontext=True)), call=KONTEXT, **EDIT),
     "QwenImageEditPipeline": tiny(
@@ -189,14 +192,15 @@ CLASSES: dict[str, TinyPipeline] = {
 # the class of each id in configs/models
 RELEASED = {
     "Alpha-VLLM/Lumina-Image-2.0": "Lumina2Pipeline",
+    "CalamitousFelicitousness/Ideogram-4-bf16-Diffusers": "Ideogram4Pipeline",
     "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": "SanaPipeline",
     "HiDream-ai/HiDream-I1-Full": "HiDreamImagePipeline",
+    "Kwai-Kolors/Kolors-diffusers": "KolorsPipeline",
     "Qwen/Qwen-Image-2.1": "QwenImage21Pipeline",
     "THUDM/CogView4-6B": "CogView4Pipeline",
     "baidu/ERNIE-Image": "ErnieImagePipeline",
     "fal/AuraFlow-v0.3": "AuraFlowPipeline",
-    "hunyuanvideo-community/HunyuanVideo-1.5-480p_t2v": "HunyuanVideo15Pipeline",
-    "ideogram-ai/ideogram-v4": "Ideogram4Pipeline",
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": "HunyuanVideo15Pipeline",
     "krea/Krea-2-Raw": "Krea2Pipeline",
     "lodestones/Chroma1-HD": "ChromaPipeline",
     "meituan-longcat/LongCat-Image-Dev": "LongCatImagePipeline",

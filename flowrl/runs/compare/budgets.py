@@ -1,15 +1,14 @@
-"""The budgets of a run: what may be used up, what each kind of work costs, what was used, and the
-files in its folder that say so."""
+"""The budgets of a run: what may be used up, what was used, and the files in its folder that say
+so."""
 
 from __future__ import annotations
 
 import functools
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.config.sections import GradientsMonitor
@@ -17,13 +16,10 @@ from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import is_finite_number, write_json, write_text
 from flowrl.core.identity import differences
 from flowrl.core.installation import environment
-from flowrl.core.types import medians
-from flowrl.cost.overhead import PhaseClock, without_overlap
 from flowrl.evaluation.contents import trained_content
 from flowrl.runs.compare.records import (
     Claim,
     Evaluated,
-    PricesRecord,
     Record,
     Totals,
     mistake,
@@ -40,23 +36,17 @@ from flowrl.runs.folder import (
     write_evals,
 )
 from flowrl.training import checkpoint
-from flowrl.training.method import TRAINED_CALLS
-from flowrl.training.trainer import Trainer
 
 CLAIM = "claim.json"
 TRACED = ("reward", "accuracy", "ratio_std", "clip_frac", "diversity", "grad_norm")
 MOST = 50  # points of a stored trajectory
 
 
-PRICES_FILE = "prices.json"
-ITERATIONS = 3  # that are timed, after one that is not
-
-
 class Spent(NamedTuple):
     """What a run has used up."""
 
     iterations: int
-    nfe: float  # of the network, per latent, and other work in terms of these
+    nfe: float  # calls of the network, per latent
     seconds: float  # of training: no evaluation, no checkpoint
 
     def metrics(self) -> dict[str, float]:
@@ -71,10 +61,8 @@ class Budgets(NamedTuple):
     nfe: float
     seconds: float
     points: int  # held-out evaluations, at equal distances of network evaluations
-    # processor: seconds of this process, over its threads; others do not count
-    clock: Literal["wall", "processor"] = "wall"
-    # cost: training, decoding and rewards at what they were measured to cost; calls: of the network
-    counted: Literal["cost", "calls"] = "calls"
+    clock: str = "wall"  # that tells the seconds
+    counted: str = "calls"  # what `nfe` is of: calls of the network, a trained state is several
 
     def used(self, spent: Spent) -> float:
         """Return the used share of the budget that is further from its end, at most 1."""
@@ -90,77 +78,6 @@ class Budgets(NamedTuple):
         """Return which budgets were used up from `before` to `now`."""
         ends = {"nfe": self.nfe, "seconds": self.seconds}
         return [k for k, end in ends.items() if getattr(before, k) < end <= getattr(now, k)]
-
-
-class Prices(NamedTuple):
-    """What one piece of work costs; 1 is the velocity of one latent while sampling."""
-
-    trained: float = float(TRAINED_CALLS)  # a row of the network forward and backward
-    decoded: float = 0.0  # an image
-    scored: float = 0.0  # an image
-
-    def of(self, metrics: Mapping[str, float]) -> float:
-        """Return what an iteration cost, from what its metrics count."""
-        beyond = (self.trained - TRAINED_CALLS) * metrics["backwards"]
-        images = self.decoded * metrics["decoded"] + self.scored * metrics["scored"]
-        return metrics["nfe"] + beyond + images
-
-
-def prices_of(config: Config, folder: Path) -> Prices:
-    """Read a config's prices from its folder, or measure them and write them there.
-
-    Raises RunError if the folder cannot be written or the file is damaged, and what an iteration
-    raises.
-    """
-    mend = "delete it, and the same command measures them again"
-    found = stored(folder, PRICES_FILE, PricesRecord, mend)
-    if found:
-        return Prices(**found)
-    prices = measured(Trainer(config))
-    write_json(folder / PRICES_FILE, prices._asdict())
-    return prices
-
-
-def measured(trainer: Trainer) -> Prices:
-    """Run a few iterations of a trainer that nobody needs any more -> the medians of what they
-    cost.
-
-    Each phase counts as a whole: the bookkeeping around network, VAE and rewards, optimizer steps,
-    and forward passes that checkpointing repeats. Seconds are those that a processor works, on a
-    GPU those of the wall. Raises RunError if sampling took no time that the clock can tell.
-    """
-    trainer.step()
-    rows = [_iteration(trainer) for _ in range(ITERATIONS)]
-    return Prices(**medians(rows))
-
-
-def _iteration(trainer: Trainer) -> dict[str, float]:
-    """Run one iteration -> the price of each kind of work in it."""
-    planned, clock = trainer.cost.nfe, PhaseClock()
-    trainer.state.log = clock  # type: ignore[assignment]
-    with without_overlap(trainer):
-        metrics = trainer.step()
-    # prompts that were drawn again
-    sampled = planned * (1 + metrics.get("refilled", 0.0) / trainer.config.train.prompts)
-    unit = clock.seconds["rollout"] / sampled if sampled else 0.0
-    if not unit:
-        raise RunError(
-            f"compare: {trainer.config.name} samples too little for its time to be told; take more "
-            "images, or --count calls"
-        )
-    # passes forward alone cost what they cost while sampling
-    forward = metrics["nfe"] - sampled - TRAINED_CALLS * metrics["backwards"]
-    spent: dict[str, Any] = {name: seconds / unit for name, seconds in clock.seconds.items()}
-    return {
-        "trained": _each(spent["train"] - forward, metrics["backwards"], float(TRAINED_CALLS)),
-        "decoded": _each(spent["decode"], metrics["decoded"], 0.0),
-        "scored": _each(spent["reward"], metrics["scored"], 0.0),
-    }
-
-
-def _each(spent: float, count: float, otherwise: float) -> float:
-    """Share out what was spent; `otherwise` where there was nothing of it."""
-    return max(0.0, spent) / count if count else otherwise
 
 
 class TimeLeft:
@@ -260,16 +177,13 @@ def check_begun(folder: Path) -> None:
         raise RunError(f"{folder}: no checkpoint to go on from{what_is_there(folder)}")
 
 
-def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Prices:
-    """Write what is run here, once -> the prices that this run counts with, from its beginning on.
-    Raises RunError if the folder cannot be written."""
+def claim(folder: Path, config: Config, budgets: Budgets) -> None:
+    """Write what is run here, once. Raises RunError if the folder cannot be written."""
     if (folder / CONFIG).exists():
-        return Prices(**_claimed(folder)["prices"])
-    about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
-    about["content"] = trained_content(config)
-    write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
+        return
+    about = {"budgets": budgets._asdict(), "content": trained_content(config)}
+    write_json(folder / CLAIM, {**about, "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
-    return prices
 
 
 def _claimed(folder: Path) -> dict[str, Any]:
@@ -285,15 +199,6 @@ def _claimed(folder: Path) -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     """Describe the machine once per process: the code that runs does not change any more."""
     return environment()
-
-
-def machine_load() -> float | None:
-    """Return how many processes have wanted a processor over the last minute; None where the system
-    does not say."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (OSError, AttributeError):
-        return None
 
 
 def spent_at(folder: Path, iteration: int) -> Spent:
@@ -375,8 +280,6 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
         "at": at,
         "last_quarter": {key: _mean(quarter, key) for key in TRACED},
         "trajectory": trajectory(metrics),
-        "prices": claimed["prices"],
-        "load": claimed["load"],
         "environment": claimed["environment"],
     }
 

@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
-from flowrl.evaluation.image_grids import labelled_grid, save_png
+from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
 from flowrl.runs.compare.budgets import (
     Budgets,
     TimeLeft,
     different,
-    machine_load,
-    prices_of,
 )
-from flowrl.runs.compare.one_run import STRIP, base_of, drawn_prompts, read_samples, spend
+from flowrl.runs.compare.one_run import base_of, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
 from flowrl.runs.compare.records import check_judged
 from flowrl.runs.compare.result_file import (
@@ -37,7 +35,8 @@ from flowrl.runs.compare.result_file import (
 )
 from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_result
 from flowrl.runs.compare.tables import markdown, power_before
-from flowrl.runs.folder import RESULT, lock, read_object
+from flowrl.runs.folder import RESULT, lock, read_object, read_prompts, read_verdicts
+from flowrl.runs.report.samples import sample_files
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer
@@ -86,7 +85,6 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     _check(what, configs)
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = open_result(what.out, configs, what.budgets, _stated(what))
-        _warn_of_load(quiet or not what.budgets.seconds)
         names = {config.name for config in configs}
         names |= {one["name"] for one in result["configs"]}
         for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
@@ -195,8 +193,6 @@ class _Runs:
             self.left.start(size)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
         options["track"] = self.what.track
-        if fresh and budgets.counted == "cost":
-            options["prices"] = prices_of(config, folder.parent)
         found = spend(config, folder, budgets, stop=self.stop, **options)
         if fresh:
             self.left.finish()
@@ -321,17 +317,6 @@ def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int
     return calls
 
 
-def _warn_of_load(quiet: bool) -> None:
-    busy, cores = machine_load(), os.cpu_count() or 1
-    if busy is not None and busy > 0.5 * cores and not quiet:
-        print(
-            f"warning: {busy:g} processes on average want the {cores} processors already, so "
-            "seconds mean little; stop the others, or read the result at equal network "
-            "evaluations only",
-            file=sys.stderr,
-        )
-
-
 def saved_result(out: Path) -> Result:
     """Read a result file and work out its statistics again -> the result, also written back: what
     a file says of its runs is what this version says. Raises DataError, RunError."""
@@ -356,13 +341,12 @@ def write_comparison(result: Result, out: Path, figures: Path, runs: Path) -> li
 
 def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
     """Draw the figures into a folder -> the files."""
-    from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
+    from flowrl.runs.compare.figures import accuracy_figure, gains_figure
     from flowrl.runs.report.style import save_figure
 
     drawn = {
         "gains": gains_figure(result),
         **{budget: accuracy_figure(result, budget) for budget in judged_at(result)},
-        "training": training_figure(result),
     }
     files = [folder / f"{stem}-{name}.png" for name in drawn]
     for file, figure in zip(files, drawn.values(), strict=True):
@@ -372,23 +356,28 @@ def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
 
 def sample_grid(result: Result, runs: Path) -> Any:
     """Draw the base model's images and those of each config's first seed, from the same noise, in
-    green and red frames where a checker judged; None without runs."""
+    green and red frames where a checker judged; None without runs. Raises RunError for a damaged
+    file."""
     # the folder may be gone, or be of another comparison
     base = runs / "base"
-    if not (base / STRIP).exists():
+    if not base.is_dir() or not sample_files(base):
         return None
     if read_object(base, RESULT).get("base") != result["base"]:
         return None
     # one column each
-    prompts = drawn_prompts(base)
+    prompts, shape = read_prompts(base)
     folders = {"base model": base}
     short = labels([config["name"] for config in result["configs"]])
     for config in result["configs"]:
         places = [runs / config["name"] / f"seed{run['seed']}" for run in config["seeds"]]
-        found = [folder for folder in places if (folder / STRIP).exists()]
+        found = [folder for folder in places if folder.is_dir() and sample_files(folder)]
         if found:
             folders[short[config["name"]].replace("-", " ")] = found[0]
     columns, right = {}, {}
     for name, folder in folders.items():
-        columns[name], right[name] = read_samples(folder)
+        files, judged = sample_files(folder), read_verdicts(folder)
+        last = max(files)
+        columns[name] = load_strip(files[last], len(prompts), shape[1])
+        if len(judged.get(last, [])) == len(prompts):
+            right[name] = judged[last]
     return labelled_grid(columns, prompts, right=right)

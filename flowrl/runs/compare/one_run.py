@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.config.values import show
 from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import delete, read_json, write_json
+from flowrl.core.errors import ConfigError, RewardError, RunError
+from flowrl.core.files import delete, write_json
 from flowrl.core.identity import differences
 from flowrl.evaluation.contents import judged_content
-from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     CLAIM,
     Budgets,
-    Prices,
     Spent,
     check_begun,
     check_same_run,
@@ -38,32 +34,29 @@ from flowrl.runs.compare.budgets import (
 )
 from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
 from flowrl.runs.compare.result_file import setting
-from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
+from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
 from flowrl.runs.folder import (
     CHECKPOINTS,
     CONFIG,
     EVALS,
-    PROMPTS,
     RESULT,
-    VERDICTS,
     check_lines,
     left_of,
     lock,
-    read_object,
     read_rows,
     what_is_there,
     write_evals,
 )
-from flowrl.runs.log import LOGS, RunLogger, headline_label
+from flowrl.runs.log import LOGS, RunLogger, Silence, headline_label
+from flowrl.runs.milestones import keep_samples
 from flowrl.runs.monitors.watch import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
-STRIP = "samples.png"  # the samples at the end of a run; their texts and verdicts beside it
 BUDGET_COLUMNS = {"used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
-clock, processor = time.perf_counter, time.process_time
+clock = time.perf_counter
 Say = Callable[[str], object]  # tells the user
 MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
 Judged = Callable[[Mapping[str, Any]], object]  # is told each evaluation, and may raise
@@ -82,14 +75,12 @@ def spend(
     stop: Stop,
     quiet: bool = False,
     minutes_left: MinutesLeft | None = None,
-    prices: Prices | None = None,
     judged: Judged | None = None,
     track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train until both budgets are used up -> the result, also in ``result.json``; one that is
-    there is returned. `prices` are for `Budgets.counted` ``cost``; `judged` is told each row of
-    ``eval.jsonl``, also those that are there, and ends the run by what it raises. `track` names
-    experiment trackers.
+    there is returned. `judged` is told each row of ``eval.jsonl``, also those that are there, and
+    ends the run by what it raises. `track` names experiment trackers.
 
     Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
     with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed or left
@@ -108,7 +99,7 @@ def spend(
         trainer = Trainer(config)
         if start is not None:
             trainer.load(start)
-        prices = claim(folder, config, budgets, prices or Prices())
+        claim(folder, config, budgets)
         # the rest of the run
         columns = {
             "reward": "reward",
@@ -120,7 +111,7 @@ def spend(
         with RunLogger(folder, trainer.iteration, **options) as log:
             trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices, judged)
+            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, judged)
             trainer.encode_ahead()
             try:
                 failed = run.train(stop)
@@ -152,50 +143,6 @@ def evaluated(trainer: Trainer) -> dict[str, Any]:
     return {**row, "outcomes": packed(row["outcomes"])}
 
 
-def draw_samples(trainer: Trainer, folder: Path, say: Say) -> None:
-    """Draw the grid's prompts from the grid's noise into ``samples.png``; which of them are right,
-    where a checker judges, stands beside it."""
-    with _blamed_on_the_method():
-        texts, images = sample_grid_prompts(trainer)
-    images, right = grey(images), list[bool | None]()
-    try:
-        right = verdicts(trainer, images)
-    except FlowRLError as error:  # a grid without frames is no reason to end a comparison
-        say(f"the samples are not judged: {error}")
-    save_strip(images, folder / STRIP)
-    write_json(folder / PROMPTS, texts)
-    write_json(folder / VERDICTS, {"right": right})
-
-
-def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
-    """Read what `draw_samples` drew -> (images [P, 3, H, W], which are right [P]; None where it
-    is not known). Raises RunError for a damaged file."""
-    prompts = drawn_prompts(folder)
-    images = load_strip(folder / STRIP, len(prompts))
-    right = read_object(folder, VERDICTS).get("right", [])
-    known = isinstance(right, list) and all(each in (True, False, None) for each in right)
-    if not known:
-        raise RunError(
-            f"{folder / VERDICTS}: right: expected a list of true, false and null, got "
-            f"{show(right)}; delete it, and the samples are shown without frames"
-        )
-    return images, right if len(right) == len(images) else [None] * len(images)
-
-
-def drawn_prompts(folder: Path) -> list[str]:
-    """Read the texts of what `draw_samples` drew. Raises RunError."""
-    try:
-        found = read_json(folder / PROMPTS)
-    except (OSError, RunError) as error:
-        found = error
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise RunError(
-            f"{folder / PROMPTS}: expected a list of texts, got {show(found)}; delete the samples "
-            f"({folder / STRIP}), and the report is made without them"
-        )
-    return found
-
-
 @contextmanager
 def _blamed_on_the_method() -> Iterator[None]:
     """Turn a RunError inside into MethodFailed; a reward that fails is a RewardError still."""
@@ -217,11 +164,10 @@ class _BudgetedRun:
         budgets: Budgets,
         log: RunLogger,
         minutes_left: MinutesLeft | None,
-        prices: Prices,
         judged: Judged | None,
     ) -> None:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
-        self.minutes_left, self.prices, self.judged = minutes_left, prices, judged
+        self.minutes_left, self.judged = minutes_left, judged
 
     def train(self, stop: Stop) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
@@ -261,7 +207,7 @@ class _BudgetedRun:
 
     def _step(self, before: Spent) -> tuple[dict[str, float], Spent]:
         """Run one iteration -> its metrics and what is used up after it."""
-        trainer, began = self.trainer, self._now()
+        trainer, began = self.trainer, clock()
         with _blamed_on_the_method():
             metrics = trainer.step()
         adaptive = trainer.config.monitors.adaptive_kl
@@ -269,15 +215,10 @@ class _BudgetedRun:
             follow_kl(adaptive, metrics, trainer.memory)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # its last kernels are part of the step
-        seconds = self._now() - began
+        seconds = clock() - began
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
-        nfe = before.nfe + self.prices.of(metrics)
-        spent = Spent(trainer.iteration, nfe, before.seconds + seconds)
-        return metrics, spent
-
-    def _now(self) -> float:
-        wall = self.budgets.clock == "wall"
-        return clock() if wall else processor() / torch.get_num_threads()
+        nfe = before.nfe + metrics["nfe"]
+        return metrics, Spent(trainer.iteration, nfe, before.seconds + seconds)
 
     def _log(self, metrics: dict[str, float], spent: Spent) -> None:
         used = self.budgets.used(spent)
@@ -308,7 +249,9 @@ class _BudgetedRun:
                 self._save()  # no iteration is trained again
                 raise
             if "nfe" in ended:
-                draw_samples(self.trainer, self.folder, self.log.say)
+                with _blamed_on_the_method():
+                    drawn = sample_grid_prompts(self.trainer)
+                keep_samples(self.trainer, self.folder, self.log, *drawn)
         # a row beside the earlier ones, and a line to read
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
@@ -384,7 +327,8 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     model = trainer.model
     with model.plain_noise() if isinstance(model, LearnsNoise) else nullcontext():
         row = evaluated(trainer)
-        draw_samples(trainer, folder, partial(print, file=sys.stderr))
+        silence = Silence(partial(print, file=sys.stderr))
+        keep_samples(trainer, folder, silence, *sample_grid_prompts(trainer))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     records = trainer.test_set.records

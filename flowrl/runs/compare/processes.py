@@ -227,11 +227,10 @@ def check_processes(processes: int, budgets: Budgets) -> None:
     change."""
     if processes < 1:
         raise ConfigError(f"--processes: expected at least 1, got {processes}")
-    if processes > 1 and (budgets.seconds or budgets.counted != "calls"):
-        needed = "--seconds 0 --count calls" if budgets.seconds else "--count calls"
+    if processes > 1 and budgets.seconds:
         raise ConfigError(
-            f"--processes {processes}: runs beside each other slow each other down, so neither "
-            f"seconds nor measured costs can be a budget: give {needed}"
+            f"--processes {processes}: runs beside each other slow each other down, so seconds "
+            "can be no budget: give --seconds 0"
         )
 
 

@@ -69,14 +69,6 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class PricesRecord(Record):
-    """What a piece of work costs, see `Prices`."""
-
-    trained: Amount
-    decoded: Amount
-    scored: Amount
-
-
 class BudgetsRecord(Record):
     """What a run may use up, see `Budgets`."""
 
@@ -91,8 +83,6 @@ class Claim(Record):
     """What a run writes about itself when it begins."""
 
     budgets: BudgetsRecord
-    prices: PricesRecord
-    load: Number | None
     environment: Object
     content: Object | None = None  # what it begins with; None of an earlier version
 
@@ -163,8 +153,6 @@ class Run(Record):
     at: Ends
     last_quarter: dict[str, float | None]
     trajectory: dict[str, list[float | None]]
-    prices: PricesRecord
-    load: Number | None
 
 
 class RunFile(Run):

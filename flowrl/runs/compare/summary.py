@@ -165,12 +165,12 @@ def iqm(scores: np.ndarray) -> float:
     return float(stats.trim_mean(scores, 0.25, axis=None))
 
 
-def iqm_interval(scores: np.ndarray, seed: int = 0) -> tuple[float, float]:
+def iqm_interval(scores: np.ndarray) -> tuple[float, float]:
     """Return its 95 % bootstrap interval; seeds are drawn anew in each task, as in the paper."""
     seeds, tasks = scores.shape
     if seeds < 2:
         return math.nan, math.nan
-    drawn = np.random.default_rng(seed).integers(0, seeds, (RESAMPLES, seeds, tasks))
+    drawn = np.random.default_rng(0).integers(0, seeds, (RESAMPLES, seeds, tasks))
     again = np.take_along_axis(scores[None], drawn, 1).reshape(RESAMPLES, -1)
     low, high = np.quantile(stats.trim_mean(again, 0.25, axis=1), (0.025, 0.975))
     return float(low), float(high)
@@ -211,25 +211,25 @@ def holm(p: Sequence[float]) -> list[float]:
     return out
 
 
-def detectable(level: float, freedom: float, power: float = POWER) -> float:
+def detectable(level: float, freedom: float) -> float:
     """Return the difference, in standard errors, that a two-sided t-test finds with probability
-    `power`.
+    `POWER`.
 
     From the noncentral t distribution with the freedom of the error.
     """
     edge = float(stats.t.ppf(1 - level / 2, freedom))
 
     def missing(d: float) -> float:
-        return float(stats.nct.sf(edge, freedom, d)) - power
+        return float(stats.nct.sf(edge, freedom, d)) - POWER
 
     return float(optimize.brentq(missing, 1e-6, 1e4))
 
 
-def _best_configs_first(configs: Sequence[Result], budget: str = "nfe") -> list[Result]:
-    """Sort configs by their mean at a budget, best first; those without a value come last."""
+def _best_configs_first(configs: Sequence[Result]) -> list[Result]:
+    """Sort configs by their mean at (a), best first; those without a value come last."""
 
     def key(config: Result) -> tuple[bool, float, str]:
-        found = config["summary"][budget]
+        found = config["summary"]["nfe"]
         return found is None, -found["mean"] if found else 0.0, config["name"]
 
     return sorted(configs, key=key)

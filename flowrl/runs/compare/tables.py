@@ -132,9 +132,9 @@ def notes(result: Result) -> list[str]:
     over = [f"{_overshoot(result, b):.1%} at {LETTERS[b]}" for b in judged_at(result)]
     times, each = "", "measured"
     if b["seconds"]:
-        times, each = f", (b) after {b['seconds']:g} {clock(result)} of training", "each measured"
+        times, each = f", (b) after {b['seconds']:g} seconds of training", "each measured"
     score, low, high = map(_number(result), (base["score"], *base["interval"]))
-    # budgets and intervals first, then what only some comparisons have: prices, search, machines
+    # budgets and intervals first, then what only some comparisons have: search, machines
     lines = [
         f"(a) after {b['nfe']:g} network evaluations{times} (evaluation and checkpoints not "
         f"counted), {each} at the end of the iteration that passed the budget; largest overshoot "
@@ -144,7 +144,6 @@ def notes(result: Result) -> list[str]:
         "failed.",
         f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
         f"{base['images']} images); all are judged on the same prompts from the same noise.",
-        *_price_note(result),
         _search_note(s["search"], result),
         *_machine_note(result),
     ]
@@ -203,39 +202,9 @@ def _few_notes(result: Result) -> list[str]:
     ]
 
 
-def clock(result: Result) -> str:
-    """Say which seconds were counted."""
-    return "seconds" if result["budgets"].get("clock", "wall") == "wall" else "processor seconds"
-
-
 def _machine_note(result: Result) -> list[str]:
-    loads = [run.get("load") for run in _runs(result)]
-    known, lines = [load for load in loads if load is not None], []
-    if known:
-        lines.append(
-            f"Processes that wanted a processor when a run began: {min(known):g} to {max(known):g}."
-        )
-    if len(result.get("environments", [])) > 1:
-        lines.append(
-            f"The runs began in {len(result['environments'])} environments, see the result file."
-        )
-    return lines
-
-
-def _price_note(result: Result) -> list[str]:
-    """Say what (a) counts other work as, where that was measured."""
-    if result["budgets"].get("counted", "calls") == "calls":
-        return []
-    prices = [run["prices"] for run in _runs(result)]
-    work = {"trained": "a trained state", "decoded": "an image decoded", "scored": "one scored"}
-    parts = []
-    for key, name in work.items():
-        seen = sorted(row[key] for row in prices)
-        parts.append(f"{name} {seen[0]:.3g} to {seen[-1]:.3g}")
-    return [
-        "(a) counts work at its measured cost, in velocities of one latent while sampling: "
-        f"{', '.join(parts)}."
-    ]
+    count = len(result.get("environments", []))
+    return [f"The runs began in {count} environments, see the result file."] if count > 1 else []
 
 
 def _overshoot(result: Result, budget: str) -> float:

@@ -25,12 +25,10 @@ from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import (
     Budgets,
-    Prices,
     TimeLeft,
     check_same_run,
     comparable,
     different,
-    prices_of,
 )
 from flowrl.runs.compare.one_run import base_of, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_side_by_side
@@ -83,7 +81,6 @@ class Tuning(NamedTuple):
     sampler_seed: int = 0
     pruner: Pruner = "none"
     points: int = 1  # held-out evaluations of a run
-    counted: Literal["cost", "calls"] = "cost"  # as of `Budgets`
     overrides: tuple[str, ...] = ()  # of every trial
     plugins: tuple[str, ...] = ()
     processes: int = 1  # runs at the same time
@@ -103,7 +100,7 @@ class Tuning(NamedTuple):
     @property
     def budgets(self) -> Budgets:
         """Return the budgets of each run."""
-        return Budgets(self.nfe, 0.0, self.points, counted=self.counted)
+        return Budgets(self.nfe, 0.0, self.points)
 
     @property
     def search(self) -> Sampler:
@@ -136,12 +133,12 @@ def run_tuning(what: Tuning, *, quiet: bool = False) -> Result:
     _check(what, own)
     _check_space(what, own)
     with lock(what.out, mend="name another --out, or wait for it"), StopSignal() as stop:
-        # the study, what its trials are measured against, and what work costs
+        # the study, and what its trials are measured against
         study = _opened(what, own)
         base = base_of(what.out, own, Trainer(own))
         kept = {key: base[key] for key in ("score", "interval", "images", "tasks")}
         study.set_user_attr("base", kept)
-        search = _Search(what, study, base, _prices(what, own), stop, quiet)
+        search = _Search(what, study, base, stop, quiet)
         search.run()
     result = result_of(study)
     _write_best(what, own, result)
@@ -379,11 +376,10 @@ class _Search:
         what: Tuning,
         study: Study,
         base: Result,
-        prices: Prices,
         stop: StopSignal,
         quiet: bool,
     ) -> None:
-        self.what, self.study, self.base, self.prices = what, study, base, prices
+        self.what, self.study, self.base = what, study, base
         self.stop, self.quiet = stop, quiet
         self.own = what.load()
         self.rehearsed: dict[str, int] = {}
@@ -477,7 +473,7 @@ class _Search:
             self.left.start(1.0)
         config = load_config(run.config, list(run.overrides), run.plugins)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
-        options |= {"prices": self.prices, "judged": watch, "track": run.track}
+        options |= {"judged": watch, "track": run.track}
         found = spend(config, run.folder, run.budgets, stop=self.stop, **options)
         if new:
             self.left.finish()
@@ -543,12 +539,6 @@ def _why(runs: Sequence[Result]) -> str:
         if run["score"] is None:
             return f"seed {run['seed']}: was not judged"
     return ""
-
-
-def _prices(what: Tuning, own: Config) -> Prices:
-    """Return what work beside sampling costs, measured once on the config itself: every trial
-    counts with it, so that equal work is equal."""
-    return Prices() if what.counted == "calls" else prices_of(own, what.out / "prices")
 
 
 def result_of(study: Study) -> Result:

@@ -37,13 +37,11 @@ def tuning_notes(result: Result) -> list[str]:
     worth."""
     settings, budgets, trials = result["settings"], result["budgets"], result["trials"]
     prompts, images = settings["prompts"]["test"], settings["eval"]["images"]
-    calls = budgets["counted"] == "calls"
-    counted = "calls alone" if calls else "other work at its measured cost"
     seeds = ", ".join(map(str, result["seeds"]))
     notes = [
         f"{len(trials)} trials of {result['config']} by {result['sampler']['name']}, seed {seeds}, "
-        f"{budgets['nfe']:g} network evaluations each ({counted}), judged on {prompts}, {images} "
-        "images per prompt."
+        f"{budgets['nfe']:g} network evaluations each, judged on {prompts}, {images} images per "
+        "prompt."
     ]
     pruned = sum(trial["state"] == "pruned" for trial in trials)
     if pruned:

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from flowrl.config.calls import Call
@@ -29,6 +28,7 @@ from flowrl.runs.export.usage import (
     local,
     shown,
     task_of,
+    template,
     usage,
 )
 from flowrl.runs.folder import (
@@ -45,7 +45,6 @@ from flowrl.runs.folder import (
 from flowrl.runs.gain import base_is_best, gain_of
 
 CARD = "README.md"
-TEMPLATES = Path(__file__).with_name("templates")
 VERSIONS = ("flowrl", "python", "torch", "diffusers", "transformers", "peft")
 Table = list[list[str]]
 
@@ -62,7 +61,7 @@ def write_card(facts: CardFacts, folder: Path) -> None:
 def card(facts: CardFacts, *, grid: bool) -> str:
     """Return the text of the card. Nothing in it names a place on a machine or in a network."""
     c = facts.config
-    return _template().render(
+    return template("model_card.md").render(
         front_matter=_front_matter(facts),
         name=plain(c.name),
         # the model
@@ -92,18 +91,6 @@ def base_name(config: Config) -> str:
     path = str(config.model.kwargs.get("path", ""))
     known = path and path != PYTHON and not isinstance(locate(path), Path)
     return path if known else ""
-
-
-def _template() -> jinja2.Template:
-    # Markdown, not HTML: nothing is escaped but the bars of tables, in _inline
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=False,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("model_card.md")
 
 
 _MARKS = re.compile(r"([\\`*\[\]<>|#~!&$])")

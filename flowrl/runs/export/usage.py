@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
+
 from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
@@ -29,6 +31,20 @@ READERS = {
 
 
 EMBEDS = "negative_prompt_embeds"
+SAVED = 'image.save("image.png")'
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+def template(name: str) -> jinja2.Template:
+    """Return a template of a card. It is Markdown or code, not HTML: nothing is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=False,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(name)
 
 
 def stated(config: Config) -> Facts:
@@ -92,7 +108,7 @@ def usage(facts: CardFacts) -> str:
     where = f"`{facts.folder}` is this folder, or its hub id."
     if not facts.base and facts.formats[0] != "merged":
         where += " The base model was a local folder: name yours, or its hub id."
-    code = "\n".join([*_imports(facts), "", *_load(facts), *_draw(facts)])
+    code = _code(facts)
     note = f"{start_note(facts.config, facts.starts)}{_caveat(facts)}"
     return f"{where}\n\n{fenced('python', code)}{note}"
 
@@ -121,83 +137,44 @@ def task_of(facts: CardFacts) -> str:
     return f"{start}-to-{'video' if _films(facts) else 'image'}"
 
 
-def _imports(facts: CardFacts) -> list[str]:
-    names = [type(facts.pipeline).__name__]
-    if _by_ddim(facts):
-        names.append("DDIMScheduler")
-    if stated(facts.config).video:
-        names.append(type(facts.pipeline.scheduler).__name__)
-    lines = ["import torch", f"from diffusers import {', '.join(sorted(names))}"]
-    tools = ["export_to_gif"] * _films(facts) + ["load_image"] * bool(facts.starts)
-    if tools:
-        lines.append(f"from diffusers.utils import {', '.join(tools)}")
-    if facts.formats[0] == "peft":
-        lines.append("from peft import PeftModel")
-    return lines
-
-
-def _load(facts: CardFacts) -> list[str]:
-    """Return the lines that load the pipeline and put into it what was trained."""
-    # weights that were merged are a whole pipeline; others go into the base model
-    first, kind = facts.formats[0], type(facts.pipeline).__name__
-    base = facts.folder if first == "merged" else facts.base or local(facts)
-    lines = [f"pipeline = {kind}.from_pretrained({', '.join([_quoted(base), *_options(facts)])})"]
-    # how the adapters get there depends on the format
-    if first == "peft":
-        lines.append("# this puts the adapters into the pipeline's own network")
-        lines.append(
-            f"PeftModel.from_pretrained(pipeline.{facts.network}, {_quoted(facts.folder)})"
-        )
-    elif first != "merged":
-        file = facts.kohya if first == "kohya" else LORA_FILE
-        where = f"{_quoted(facts.folder)}, weight_name={_quoted(file)}"
-        if hasattr(facts.pipeline, "load_lora_weights"):
-            lines.append(f"pipeline.load_lora_weights({where})")
-        else:  # a class of diffusers whose network alone takes a LoRA
-            network = f"pipeline.{facts.network}"
-            lines.append(f"{network}.load_lora_adapter({where}, prefix=None)")
-        if facts.second:
-            other = low_noise(facts.kohya) if first == "kohya" else SECOND_LORA_FILE
-            where = f"weight_name={_quoted(other)}, load_into_transformer_2=True"
-            lines.append(f"pipeline.load_lora_weights({_quoted(facts.folder)}, {where})")
-    return lines
-
-
-def _draw(facts: CardFacts) -> list[str]:
-    """Return the lines that make an image."""
-    lines = []
+def _code(facts: CardFacts) -> str:
+    """Return the code itself, from its template."""
+    first, kind, config = facts.formats[0], type(facts.pipeline).__name__, facts.config
+    video, films = stated(config).video, _films(facts)
+    # what samples as the run did
+    schedulers: list[tuple[str, str]] = []
     if _by_ddim(facts):
         spacing = facts.pipeline.scheduler.config.timestep_spacing
-        options = f"clip_sample=False, timestep_spacing={_quoted(spacing)}"
-        lines.append(
-            f"pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, {options})"
-        )
-    if stated(facts.config).video:
-        lines += _euler(facts.pipeline.scheduler)
-    lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
-    lines += negative_lines(facts.config)
-    text = _quoted(_prompt(facts))
+        how = f"clip_sample=False, timestep_spacing={_quoted(spacing)}"
+        schedulers.append(("DDIMScheduler", how))
+    if video:
+        schedulers.append(_euler(facts.pipeline.scheduler))
     # by name: the first argument of some pipelines is the image
-    start = [start_argument(facts.starts)] if facts.starts else []
-    call = [*start, f"prompt={text}", *call_arguments(facts.config), *_no_rewriting(facts)]
-    if stated(facts.config).video:
-        call.append('output_type="pil"')
-    if _films(facts):
-        return [
-            *lines,
-            "video = pipeline(",
-            *(f"    {text}," for text in call),
-            ").frames[0]",
-            f'export_to_gif(video, "video.gif", fps={FPS})',
-        ]
-    made = "frames[0][0]" if stated(facts.config).video else "images[0]"
-    return [
-        *lines,
-        "image = pipeline(",
-        *(f"    {text}," for text in call),
-        f").{made}",
-        'image.save("image.png")',
-    ]
+    call = [start_argument(facts.starts)] if facts.starts else []
+    call += [f"prompt={_quoted(_prompt(facts))}", *call_arguments(config), *_no_rewriting(facts)]
+    call += ['output_type="pil"'] * video
+    # weights that were merged are a whole pipeline; others go into the base model
+    base = facts.folder if first == "merged" else facts.base or local(facts)
+    other = low_noise(facts.kohya) if first == "kohya" else SECOND_LORA_FILE
+    return template("usage.txt").render(
+        classes=sorted({kind, *(name for name, _ in schedulers)}),
+        tools=["export_to_gif"] * films + ["load_image"] * bool(facts.starts),
+        first=first,
+        kind=kind,
+        source=[_quoted(base), *_options(facts)],
+        network=facts.network,
+        folder=_quoted(facts.folder),
+        file=_quoted(facts.kohya if first == "kohya" else LORA_FILE),
+        # of some classes of diffusers the network alone takes a LoRA
+        reads=hasattr(facts.pipeline, "load_lora_weights"),
+        second=_quoted(other) if facts.second and first in ("lora", "kohya") else "",
+        schedulers=schedulers,
+        negative=negative_lines(config),
+        call=call,
+        made="video" if films else "image",
+        taken="frames[0]" if films else "frames[0][0]" if video else "images[0]",
+        saved=f'export_to_gif(video, "video.gif", fps={FPS})' if films else SAVED,
+    )
 
 
 def _films(facts: CardFacts) -> bool:
@@ -220,17 +197,16 @@ def _no_rewriting(facts: CardFacts) -> list[str]:
     return [f"{name}={value!r}" for name, value in rewriters(takes).items()]
 
 
-def _euler(scheduler: Any) -> list[str]:
-    """Return the lines that give a pipeline of videos the run's shift, and Euler's steps, which
-    runs take, in place of UniPC's of second order."""
+def _euler(scheduler: Any) -> tuple[str, str]:
+    """Return the class and arguments that give a pipeline of videos the run's shift, and Euler's
+    steps, which runs take, in place of UniPC's of second order."""
     kind, given = type(scheduler).__name__, scheduler.config
     if kind == "UniPCMultistepScheduler":
         every = f"list(range({given.num_train_timesteps}))"
         how = f"flow_shift={given.flow_shift}, solver_order=1, disable_corrector={every}"
     else:
         how = f"shift={given.shift}"
-    config = "pipeline.scheduler.config"
-    return [f"pipeline.scheduler = {kind}.from_config({config}, {how})"]
+    return kind, how
 
 
 def _caveat(facts: CardFacts) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import is_finite_number
-from flowrl.runs.folder import METRICS as FROM_METRICS
-from flowrl.runs.folder import TIMING, Evaluation, Rows, number_or_nan
+from flowrl.runs.folder import Evaluation, Rows
 
 MOST = 300  # points of a curve
 
@@ -74,30 +70,20 @@ class Series(NamedTuple):
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> Series:
-    """Return one number of every row; NaN where a row lacks it. Raises RunError for a text."""
+    """Return one number of every row; NaN where a row lacks it."""
     x, y = [], []
     for row in rows:
         x.append(row["iteration"])
-        try:
-            y.append(number_or_nan(row.get(key), f"iteration {row['iteration']}, {key}"))
-        except DataError as error:
-            raise RunError(str(error)) from error
+        y.append(row.get(key))
     return Series(np.array(x, float), np.array(y, float))
 
 
-def stretch(rows: int, most: int = MOST) -> int:
-    """Return how many rows make a point of a curve of at most `most` points: a power of two, so
-    that points stay as they are while the curve grows, but for the last."""
-    wide = 1
-    while wide * most < rows:
-        wide *= 2
-    return wide
-
-
 def thinned(line: Series, most: int = MOST) -> Series:
-    """Return a curve of at most `most` points: the means of equal stretches of it, see `stretch`;
-    the last may be shorter."""
-    wide = stretch(len(line.x), most)
+    """Return a curve of at most `most` points: the means of equal stretches of it, as many rows as
+    a power of two, so that points stay as they are while the curve grows, but for the last."""
+    wide = 1
+    while wide * most < len(line.x):
+        wide *= 2
     if wide == 1:
         return line
     x, y = [], []
@@ -120,14 +106,13 @@ def panels(
     timing: Rows,
     limits: Mapping[str, Any] | None = None,
 ) -> list[Panel]:
-    """Return ``{"title", "group", "of"?: log, "band"?, "lines": [{"name", "x", "y", "low"?,
+    """Return ``{"title", "group", "band"?, "lines": [{"name", "x", "y", "low"?,
     "high"?}]}`` for each panel that has something measured, long curves thinned. `limits` is the
-    run's config by dotted key: bands begin where its monitors speak. Raises RunError for a text in
-    place of a number."""
+    run's config by dotted key: bands begin where its monitors speak."""
     found: list[Panel] = [_held_out(evals)] if evals else []
     for key, title in METRICS.items():
         lines = [_line("all", series(metrics, key))]
-        panel: Panel = {"title": title, "of": FROM_METRICS, "group": GROUP_OF.get(key, SAFE)}
+        panel: Panel = {"title": title, "group": GROUP_OF.get(key, SAFE)}
         limit, side = BANDS.get(key, ("", ""))
         value = (limits or {}).get(limit)
         if is_finite_number(value):
@@ -136,41 +121,13 @@ def panels(
     names = sorted({key for row in metrics for key in row if key.startswith("reward/")})
     if len(names) > 1:
         lines = [_line(name.partition("/")[2], series(metrics, name)) for name in names]
-        found.append(
-            {"title": "Each reward", "group": LEARNING, "of": FROM_METRICS, "lines": lines}
-        )
+        found.append({"title": "Each reward", "group": LEARNING, "lines": lines})
     if timing:
         phases = list(dict.fromkeys(key for row in timing for key in row if key not in NO_PHASE))
         lines = [_line("total", series(timing, "total"))]
         lines += [_line(name, series(timing, name)) for name in phases]
-        found.append({"title": "Seconds by phase", "group": SPEED, "of": TIMING, "lines": lines})
+        found.append({"title": "Seconds by phase", "group": SPEED, "lines": lines})
     return [panel for panel in found if _measured(panel)]
-
-
-def length(rows: Rows) -> list[Any]:
-    """Return how many rows a log has, and a mark of the last: by both a page says what it has."""
-    return [len(rows), mark_of(rows, len(rows))]
-
-
-def mark_of(rows: Rows, count: int) -> str:
-    """Return a mark of the last of the first `count` rows, which a log that was cut and went on
-    otherwise does not have."""
-    if not 0 < count <= len(rows):
-        return ""
-    return hashlib.blake2b(json.dumps(rows[count - 1]).encode(), digest_size=4).hexdigest()
-
-
-def only_new(panel: Panel, have: int, rows: int) -> Panel:
-    """Return a panel of a log of `rows` rows for a page that has it of the first `have`: each line
-    without the points that are there, and "from", the place of its first point."""
-    wide = stretch(rows)
-    first = have // wide if have and stretch(have) == wide else 0
-    lines = []
-    for line in panel["lines"]:
-        # a line without any number was not shown
-        start = first if {*line["y"][:first]} - {None} else 0
-        lines.append({**line, "x": line["x"][start:], "y": line["y"][start:], "from": start})
-    return {**panel, "lines": lines}
 
 
 def by_step(metrics: Rows) -> list[Panel]:
@@ -185,14 +142,6 @@ def by_step(metrics: Rows) -> list[Panel]:
         rows = [json_numbers(line.y) for line in lines]
         found.append({"title": title, "steps": steps, "x": json_numbers(lines[0].x), "rows": rows})
     return found
-
-
-def histograms(rows: Rows, most: int = 60) -> Rows:
-    """Return evenly spaced lines of histograms.jsonl, the first and the last included."""
-    if len(rows) <= most:
-        return rows
-    places = np.linspace(0, len(rows) - 1, most).round().astype(int)
-    return [rows[place] for place in places.tolist()]
 
 
 def _held_out(evals: Sequence[Evaluation]) -> Panel:

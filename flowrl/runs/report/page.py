@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
     HISTOGRAMS,
-    METRICS,
     SUMMARY,
     TIMING,
     Evaluation,
@@ -40,8 +38,8 @@ from flowrl.runs.folder import (
     read_rows,
 )
 from flowrl.runs.gain import base_is_best, run_gain
-from flowrl.runs.report.columns import by_step, histograms, length, panels
-from flowrl.runs.report.samples import BUDGET, samples
+from flowrl.runs.report.columns import by_step, panels
+from flowrl.runs.report.samples import BUDGET, evenly, samples
 
 TEMPLATES = Path(__file__).with_name("templates")
 SCRIPTS = ("elements.js", "charts.js", "samples.js", "story.js")
@@ -142,9 +140,8 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "findings": read_rows(run, FINDINGS),
         "doctor": _doctor(folder, config),
         "panels": panels(metrics, evals, timing, config),
-        "lengths": {METRICS: length(metrics), TIMING: length(timing)},
         "by_step": by_step(metrics),
-        "histograms": histograms(read_rows(run, HISTOGRAMS)),
+        "histograms": evenly(read_rows(run, HISTOGRAMS), 60),
         "config": {key: _text(value) for key, value in config.items()},
         "environment": {key: _text(value) for key, value in _environment(folder).items()},
         "noise": str(config.get("samples.seed", "")),
@@ -222,14 +219,12 @@ def _config(folder: Path) -> dict[str, Any]:
 def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what the doctor found before the run, and where its config was another one."""
     # most runs were never shown to the doctor
-    found = read_object(folder, DOCTOR)
+    try:
+        found = read_object(folder, DOCTOR)
+    except RunError as error:
+        raise RunError(f"{error}; `flowrl doctor --run` makes it anew, or delete it") from error
     if not found:
         return None
-    if not _is_checkup(found):
-        raise RunError(
-            f"{folder / DOCTOR}: is not what `flowrl doctor --run` writes; make it anew, or delete "
-            "it"
-        )
     seen, sections = flat(found.get("settings", {})), found.get("sections", {})
     # settings that were changed since, but for those that do not change the training
     other = [key for key in differences(seen, config) if key.partition(".")[0] not in LOOKS]
@@ -250,27 +245,6 @@ def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         "tables": tables,
         "other": other if config else [],
     }
-
-
-def _is_checkup(found: Mapping[str, Any]) -> bool:
-    """Say whether what a page shows of a checkup is there as texts: findings, sections with why one
-    was skipped, and their tables."""
-    findings, sections = found.get("findings", []), found.get("sections", {})
-    if not (isinstance(found.get("settings", {}), dict) and isinstance(sections, dict)):
-        return False
-    rows: list[Any] = []
-    for section in sections.values():
-        if not isinstance(section, dict) or not isinstance(section.get("table", []), list):
-            return False
-        rows += section.get("table", [])
-    whys = [section.get("skipped", "") for section in sections.values()]
-    good = isinstance(findings, list) and all(isinstance(one, dict) for one in findings)
-    good = good and all(isinstance(row, list) for row in rows)
-    if not good:
-        return False
-    texts = [*itertools.chain.from_iterable(one.values() for one in findings), *whys]
-    texts += itertools.chain.from_iterable(rows)
-    return all(isinstance(text, str) for text in texts)
 
 
 def _environment(folder: Path) -> dict[str, Any]:

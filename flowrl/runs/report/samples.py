@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -27,6 +27,7 @@ PIXELS = 256  # of an image's longer side, at most
 MOST = 24  # checkpoints on a page
 BUDGET = 6_000_000  # bytes of all images of a page
 QUALITIES = (90, 75, 55, 35)
+Item = TypeVar("Item")
 
 
 def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
@@ -49,7 +50,7 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
             f"{Path(run) / SAMPLES} holds no samples: expected 000000.png, 000020.png ... as a "
             "training run writes them"
         )
-    order = evenly_spaced(sorted(files), max_columns)
+    order = evenly(sorted(files), max_columns)
     # a column of images for each
     prompts, shape = read_prompts(run)
     columns, right, judged = {}, {}, read_verdicts(run)
@@ -83,14 +84,6 @@ def source_images(run: RunPath) -> Tensor | None:
     prompts, shape = read_prompts(run)
     images = load_strip(file, len(prompts), shape[1])
     return images if images.ndim == 5 else images[:, None]
-
-
-def evenly_spaced(iterations: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` of the iterations, first and last included."""
-    if len(iterations) <= most:
-        return [*iterations]
-    step = (len(iterations) - 1) / (most - 1)
-    return [iterations[round(i * step)] for i in range(most)]
 
 
 def sample_files(run: RunPath) -> dict[int, Path]:
@@ -218,7 +211,7 @@ def _pictures(levels: Iterable[np.ndarray]) -> list[Image.Image]:
     return [Image.fromarray(np.ascontiguousarray(one)) for one in levels]
 
 
-def evenly(values: Sequence[int], most: int) -> list[int]:
+def evenly(values: Sequence[Item], most: int) -> list[Item]:
     """Return at most `most` of the values, evenly spaced, the first and the last included."""
     if len(values) <= most:
         return list(values)

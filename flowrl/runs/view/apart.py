@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import FlowRLError, RunError
+from flowrl.runs.folder import EVALS, read_rows
+from flowrl.runs.view.listing import stamps
 
 if TYPE_CHECKING:
     from flowrl.evaluation.statistics import Result, Strength
@@ -22,9 +25,23 @@ START = (
 SECONDS = 120.0  # for an answer, on a machine that trains
 
 
-def verdict_apart(run: Path) -> list[str]:
-    """Return what `flowrl.runs.report.page.verdict_of` says of a run. Raises RunError."""
-    return _asked({"run": str(run.resolve())})
+class Verdicts:
+    """What `flowrl.runs.report.page.verdict_of` says of runs, asked anew only when an evaluation
+    came. Made for several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Any, list[str]]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: Path) -> list[str]:
+        """Return the verdict on a run. Raises RunError."""
+        if len(read_rows(run, EVALS)) < 2:
+            return []
+        now = stamps(run).get(EVALS)
+        with self._lock:
+            if self._known.get(run, (None, []))[0] != now:
+                self._known[run] = (now, _asked({"run": str(run.resolve())}))
+            return self._known[run][1]
 
 
 def strengths(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:

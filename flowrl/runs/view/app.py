@@ -29,12 +29,18 @@ from flowrl.core.local_server import (
     read_token,
     url,
 )
-from flowrl.runs.report.page import SCRIPTS, source, template_environment
-from flowrl.runs.report.samples import sample_as_png, sample_files, source_as_png, thumbnail
+from flowrl.runs.report.page import SCRIPTS, source, story, template_environment
+from flowrl.runs.report.samples import (
+    sample_as_png,
+    sample_files,
+    sample_index,
+    source_as_png,
+    thumbnail,
+)
+from flowrl.runs.view.apart import Verdicts
 from flowrl.runs.view.ballots import Booth, Side
 from flowrl.runs.view.links import PATH, Links, mark_of
 from flowrl.runs.view.listing import Listing, find_runs, stamp, stamps
-from flowrl.runs.view.stories import Stories
 
 PORT = 8322
 
@@ -108,7 +114,7 @@ class _Handlers:
 
     def __init__(self, folder: Path, booth: Booth, token: bytes) -> None:
         self.folder, self.booth, self.token = folder, booth, token
-        self.listing, self.stories = Listing(folder), Stories()
+        self.listing, self.verdicts = Listing(folder), Verdicts()
         self.links = Links(booth.box)
 
     def guard(self, handler: Handler, *, invited: bool = False) -> Handler:
@@ -208,8 +214,7 @@ class _Handlers:
         return answer
 
     async def story(self, request: Request) -> Response:
-        """Tell what is new of a run, for one who knows what was there at a stamp: "have" says what
-        `Stories.changes` needs of it."""
+        """Tell a run, unless it is as the asker knows it by its stamp."""
         from starlette.responses import Response
 
         name = request.query_params.get("run", "")
@@ -217,9 +222,13 @@ class _Handlers:
         now = stamp(await asyncio.to_thread(stamps, run))
         if request.query_params.get("known") == now:
             return Response(status_code=204)
-        have = request.query_params.get("have", "")
-        told = await asyncio.to_thread(self.stories.changes, name, run, have)
+        told = await asyncio.to_thread(self._told, name, run)
         return json_response({**told, "stamp": now})
+
+    def _told(self, name: str, run: Path) -> dict[str, Any]:
+        """Return what is known of a run, and which samples it has. Raises RunError."""
+        told = story(run, self.verdicts.of(run))
+        return {**told, "id": name, "name": name, "samples": sample_index(run)}
 
     async def samples(self, request: Request) -> Response:
         """List the iterations of which a run has samples."""

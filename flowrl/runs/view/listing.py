@@ -1,5 +1,5 @@
-"""The runs below a folder, a line for each, read anew only where a file changed: of a log that grew
-only what came to it. No torch, no numpy."""
+"""The runs below a folder, a line for each, read anew only where a file changed: of a log its end.
+No torch, no numpy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flowrl.config.overrides import parse_yaml
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import RunError
 from flowrl.core.files import read_text
 from flowrl.runs.folder import (
     CONFIG,
@@ -25,18 +24,19 @@ from flowrl.runs.folder import (
     SUMMARY,
     TIMING,
     Evaluation,
-    evaluation,
+    Rows,
     is_locked,
-    number_or_nan,
     parse_rows,
     read_bytes,
+    read_evals,
     read_object,
+    read_rows,
 )
 
 DEEP, MOST = 4, 500  # folders below the given one; runs
 RECENT = 20  # iterations whose time says how long those to come take
 LOOK = 1.0  # seconds for runs that were never read, in one answer
-LAST = 64  # bytes by which a log is known again
+TAIL = 2**18  # bytes of a log that are looked at
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
@@ -92,57 +92,18 @@ def state_of(run: Path) -> str:
     return "done" if ended else "stopped"
 
 
-class _Log:
-    """A log, read on from where the last look ended; what `keep` makes of its last rows."""
-
-    def __init__(
-        self,
-        path: Path,
-        keep: Callable[[dict[str, Any]], Any],
-        most: int,
-        latest_only: bool = False,
-    ) -> None:
-        """latest_only: rows above the last ones are not even looked at."""
-        self.path, self.keep, self.latest_only = path, keep, latest_only
-        self.kept: deque[Any] = deque(maxlen=most)
-        self.first: Any = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self.kept.clear()
-        self.first, self._rows, self._read, self._last = None, 0, 0, b""
-
-    def look(self) -> None:
-        """Read what came to the log since the last look. Raises RunError for a damaged line."""
-        # a log that was cut or written anew is read from its beginning
-        data = read_bytes(self.path, max(0, self._read - len(self._last)))
-        if not data.startswith(self._last):
-            self._forget()
-            data = read_bytes(self.path)
-        new = data[len(self._last) :]
-        if self._rows == 0 and self.latest_only:
-            ahead = new.splitlines(keepends=True)[: -(self.kept.maxlen or 1) - 1]
-            self._rows, skipped = len(ahead), b"".join(ahead)
-            self._read, new = len(skipped), new[len(skipped) :]
-        # a torn line is looked at again, once it is whole
-        whole = new[: new.rfind(b"\n") + 1]
-        try:
-            rows = parse_rows(new.splitlines(keepends=True), self.path, self._rows)
-            ends = whole.count(b"\n")
-            for number, row in enumerate(rows):
-                made = self.keep(row)
-                if number < ends:
-                    self.first = made if self.first is None else self.first
-                    self.kept.append(made)
-        except DataError as error:
-            self._forget()
-            raise RunError(f"{self.path}: {error}") from error
-        except RunError:
-            self._forget()
-            raise
-        self._rows += ends
-        self._read += len(whole)
-        self._last = (self._last + whole)[-LAST:]
+def last_rows(run: Path, name: str, most: int) -> Rows:
+    """Return the last rows of a log, of those in its last `TAIL` bytes. Raises RunError for a
+    damaged one."""
+    path = run / name
+    start = max(0, path.stat().st_size - TAIL) if path.is_file() else 0
+    lines = read_bytes(path, start).splitlines(keepends=True)
+    lines = lines[1:] if start else lines
+    try:
+        return parse_rows(lines[-most - 1 :], path)[-most:]
+    except RunError:
+        read_rows(run, name)  # says which line it is
+        raise
 
 
 class _Watched:
@@ -152,20 +113,13 @@ class _Watched:
         self.name, self.run = name, run
         self.seen: Stamps = {}
         self.said: dict[str, Any] = {}
-        self.metrics = _Log(run / METRICS, _iteration, 1)
-        self.timing = _Log(run / TIMING, _seconds, RECENT, latest_only=True)
-        self.evals = _Log(run / EVALS, evaluation, 1)
-        self.wanted: int | None = None
 
     def line(self) -> dict[str, Any]:
         """Return the run's line in the list; what cannot be read is said in it."""
         now = stamps(self.run)
         if now != self.seen or not self.said:
-            # after a failure everything is looked at again
-            old = {} if "error" in self.said else self.seen
-            changed = {name for name in {*now, *old} if now.get(name) != old.get(name)}
             try:
-                self.said = {**self._begun(now), **self._told(changed)}
+                self.said = {**self._begun(now), **_told(self.run)}
             except Exception as error:  # whatever is in its files, the others are shown
                 self.said = {**self._begun(now), "error": str(error)}
             self.seen = now
@@ -182,25 +136,22 @@ class _Watched:
     def _begun(self, now: Stamps) -> dict[str, Any]:
         return {"id": self.name, "stamp": stamp(now), "iterations": 0, "score": None}
 
-    def _told(self, changed: set[str]) -> dict[str, Any]:
-        """Read what changed -> the parts of the line. Raises FlowRLError for what is damaged."""
-        for log in (self.metrics, self.timing, self.evals):
-            if log.path.name in changed:
-                log.look()
-        if SUMMARY in changed and (self.run / SUMMARY).exists():
-            read_object(self.run, SUMMARY)
-        if CONFIG in changed:
-            self.wanted = _iterations(self.run / CONFIG)
-        found: dict[str, Any] = {"wanted": self.wanted, "sample": newest_sample(self.run)}
-        if self.metrics.kept:
-            found["iterations"], found["reward"] = self.metrics.kept[-1]
-        # the whole iterations that are left, at the speed of the last ones
-        found["seconds_left"] = None
-        times = [value for value in self.timing.kept if value is not None]
-        if self.wanted and times and found.get("iterations", 0) < self.wanted:
-            left = self.wanted - found.get("iterations", 0)
-            found["seconds_left"] = _finite(left * sum(times) / len(times))
-        return {**found, **_scores(self.evals.first, [*self.evals.kept])}
+
+def _told(run: Path) -> dict[str, Any]:
+    """Read a run -> the parts of its line. Raises FlowRLError for what is damaged."""
+    read_object(run, SUMMARY)
+    wanted, evals = _iterations(run / CONFIG), read_evals(run)
+    found: dict[str, Any] = {"wanted": wanted, "sample": newest_sample(run)}
+    for row in last_rows(run, METRICS, 1):
+        found["iterations"] = row["iteration"] + 1
+        found["reward"] = _finite(row.get("reward"))
+    # the whole iterations that are left, at the speed of the last ones
+    found["seconds_left"] = None
+    times = [row["total"] for row in last_rows(run, TIMING, RECENT) if row.get("total") is not None]
+    left = (wanted or 0) - found.get("iterations", 0)
+    if times and left > 0:
+        found["seconds_left"] = _finite(left * sum(times) / len(times))
+    return {**found, **_scores(evals)}
 
 
 class Listing:
@@ -236,21 +187,11 @@ def newest_sample(run: Path) -> int | None:
     return max(known, default=None)
 
 
-def _iteration(row: Mapping[str, Any]) -> tuple[int, float | None]:
-    """Return how many iterations are done, and the reward of the last one."""
-    return row["iteration"] + 1, _finite(number_or_nan(row.get("reward"), "reward"))
-
-
-def _seconds(row: Mapping[str, Any]) -> float | None:
-    value = row.get("total")
-    return _finite(float(value)) if isinstance(value, int | float) else None
-
-
-def _scores(first: Evaluation | None, last: list[Evaluation]) -> dict[str, Any]:
+def _scores(evals: Sequence[Evaluation]) -> dict[str, Any]:
     """Return the held-out score before training and now, with its interval."""
-    if first is None or not last:
+    if not evals:
         return {}
-    now, total = last[-1], last[-1].total
+    first, now, total = evals[0], evals[-1], evals[-1].total
     found: dict[str, Any] = {"scored_by": now.name, "evaluated": now.iteration}
     if first.name == now.name and first.iteration == 0:
         found["before"] = _finite(first.total.mean)
@@ -259,9 +200,9 @@ def _scores(first: Evaluation | None, last: list[Evaluation]) -> dict[str, Any]:
     return found
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: float | None) -> float | None:
     """Return a number as JSON has it."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _iterations(path: Path) -> int | None:

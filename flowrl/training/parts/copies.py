@@ -21,7 +21,7 @@ from flowrl.training.task import Task
 from flowrl.training.weights import Weights
 
 FOLLOWING = ("old", "slow")  # sections of copies that follow the weights as a function says
-OWN = ("old", "ref", "ema", "slow")
+OWN = frozenset(("old", "ref", "ema", "slow"))
 
 
 class Copies(Part):
@@ -77,13 +77,13 @@ class Copies(Part):
     def provide(self, run: Run, rows: CallRows, data: LossInput) -> LossInput:
         """Evaluate the batch under the copies that loss or penalty look at. A copy that has the
         very weights that are trained needs no network call."""
-        names = [name for name in run.method.snapshots if name in OWN]
-        if not names:
+        if OWN.isdisjoint(run.method.snapshots):
             return data
         other = run.method.others(rows.update, run.steps_before)
         under = dict(data.under)
-        for name in names:
-            under[name] = evaluated(run, rows, name) if name in other else as_now(rows.now)
+        for name in run.method.snapshots:
+            if name in OWN:
+                under[name] = evaluated(run, rows, name) if name in other else as_now(rows.now)
         # the policy that sampled: from the rollout, if that has it
         needs = run.method.needs
         if "old_log_prob" in needs - run.method.likelihood.keeps:
@@ -121,8 +121,9 @@ class Copies(Part):
 def kept_copies(run: Task) -> list[str]:
     """Name the copies that a run keeps over its iterations, companions and theirs left out."""
     config, method = run.config, run.method
-    looked_at = {name for role in method.companions.values() for name in role.looks_at}
-    base = "ref" in looked_at or "ref" in method.snapshots or config.eval.tuned < 1
+    base = "ref" in method.snapshots or config.eval.tuned < 1
+    for role in method.companions.values():
+        base = base or "ref" in role.looks_at
     names = ["ref"] if base else []
     return [*names, *(["ema"] if config.train.ema else []), *method.copies]
 

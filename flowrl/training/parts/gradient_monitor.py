@@ -55,9 +55,9 @@ def informative(needs: AbstractSet[str], advantages: list[Tensor]) -> list[bool]
     needs: of loss and penalty. advantages: [n] per step, of the nodes of all processes, so that all
     of them judge alike. On an accelerator the host waits once.
     """
-    if needs & OWN_SIGNAL:
-        return [len(rows) > 0 for rows in advantages]
-    found = [(rows != 0).any() for rows in advantages]
+    found = []
+    for rows in advantages:
+        found.append(torch.tensor(len(rows) > 0) if needs & OWN_SIGNAL else (rows != 0).any())
     return list(torch.stack(found).tolist()) if found else []
 
 

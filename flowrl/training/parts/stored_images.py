@@ -25,7 +25,6 @@ from flowrl.evaluation.preference_pairs import (
     read_pair,
 )
 from flowrl.evaluation.sources import encode_rows
-from flowrl.training.rollout import sigma_grid
 from flowrl.training.run import Iteration, Prepared, Run
 from flowrl.training.task import IterationCost, Task
 
@@ -87,7 +86,7 @@ class StoredImages(Part):
                 run.model,
                 run.train_set,
                 rows,
-                sigmas=sigma_grid(run, plan),
+                sigmas=run.sigmas(plan),
                 size=run.size,
                 first=first,
                 micro_batch=c.train.rollout_batch,

@@ -109,10 +109,10 @@ def is_right(things: Sequence[Thing], record: Record) -> bool:
         if len(mine) != entry["count"]:
             return False
         groups.append(mine)
-    return all(_stand(groups, i, entry) for i, entry in enumerate(record["include"]))
+    return all(stand_as_asked(groups, i, entry) for i, entry in enumerate(record["include"]))
 
 
-def _stand(groups: list[list[Thing]], i: int, entry: dict[str, Any]) -> bool:
+def stand_as_asked(groups: list[list[Thing]], i: int, entry: dict[str, Any]) -> bool:
     """Say whether the objects of an entry stand as it asks to those of its reference."""
     if "position" not in entry:
         return True

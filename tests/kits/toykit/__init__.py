@@ -169,26 +169,6 @@ class asleep:
         return redness(batch)
 
 
-class forking:
-    """Score as `redness`, with a child that is forked at the first call and outlives this process
-    by so many seconds."""
-
-    def __init__(self, *, seconds: float) -> None:
-        self.seconds, self.children = seconds, list[int]()
-
-    def __call__(self, batch: RewardBatch) -> Tensor:
-        if not self.children:
-            parent = os.getpid()
-            child = os.fork()
-            if not child:
-                while os.getppid() == parent:
-                    time.sleep(0.05)
-                time.sleep(self.seconds)
-                os._exit(0)
-            self.children.append(child)
-        return redness(batch)
-
-
 def write_toy(folder: Path) -> Path:
     """Write prompt files and a config into `folder` -> the config's path."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -119,18 +119,6 @@ function draw() {
   window.scrollTo(0, at);
 }
 
-// a story is told once; then what changed of it, and of curves the points that came
-function merged(before, found) {
-  if (found.damaged) return found;
-  const old = before && before.panels ? before : { panels: [] };
-  const panels = found.panels.map((panel) => ({ ...panel, lines: panel.lines.map((line) => {
-    if (!line.from) return line;
-    const had = old.panels.find((one) => one.title === panel.title).lines.find((one) => one.name === line.name);
-    return { ...line, x: [...had.x.slice(0, line.from), ...line.x], y: [...had.y.slice(0, line.from), ...line.y] };
-  }) }));
-  return { ...old, ...found.parts, panels, marks: found.marks, stamp: found.stamp };
-}
-
 let busy = false;
 async function look() {
   if (busy) return;
@@ -143,10 +131,8 @@ async function look() {
     let changed = drawnFor !== chosen.join("\n");
     for (const id of chosen) {
       const before = known.get(id);
-      const there = before && before.stamp;
-      const have = there ? JSON.stringify({ marks: before.marks, lengths: before.lengths }) : "";
-      const found = await get("/api/story", { run: id, known: there ? before.stamp : "", have });
-      if (found) { known.set(id, merged(before, found)); changed = true; }
+      const found = await get("/api/story", { run: id, known: (before && before.stamp) || "" });
+      if (found) { known.set(id, found); changed = true; }
     }
     if (changed) draw();
     state.textContent = "live";

@@ -157,7 +157,8 @@ def _learnt(config: str) -> str:
     seeds, name, (low, high) = one["seeds"], one["gain"]["reward"], one["gain"]["interval"]
     facts = f"{points(low, '')} to {points(high, '')}, {COUNTS[len(seeds)]}"
     facts += f", {len(seeds[0]['training'])} iterations"
-    before, guided = (np.mean([run[key][name] for run in seeds]) for key in ("before", "guided"))
+    before = np.mean([run["before"][name] for run in seeds])
+    guided = np.mean([run["guided"][name] for run in seeds])
     return (
         f"`{config}`: {points(one['gain']['mean'])} points of the reward `{name}` ({facts}) on the "
         f"test prompts; the base model has {percent(before)}, with guidance {one['guidance']:g} "

@@ -136,7 +136,7 @@ ELSEWHERE = {
     "pairs": "tests/runs/test_every_pair.py",
     "adapters": "tests/models/test_adapter_outside.py",
     "pipelines": "tests/models/test_pipeline_table.py",
-    "votes": "test_votes.py: a curve over votes is measured, the table is worked out from it",
+    "votes": "test_measured_votes.py: the table is worked out from curves over votes",
     "performance-queue": "measurements, of which the file says nothing else",
 }
 """File without a kind -> what holds its numbers."""

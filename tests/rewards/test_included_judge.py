@@ -118,7 +118,7 @@ def judge_at(url: str) -> Judge:
 def test_rules_of_the_caption_hold_for_its_scene_and_not_for_others(url: str) -> None:
     """Right scenes of all tasks keep every rule that names the caption, but for what the small
     network misreads; of another task's scene nearly all break one or more."""
-    rules = [rule for rule in module_of("judge", "scenes").RULES if "caption" in rule]
+    rules = [rule for rule in module_of("judge", "seen").RULES if "caption" in rule]
     assert len(rules) == 6
     mine = [records[0] for records in all_records().values()]
     mine += [records[7] for records in all_records().values()]
@@ -137,7 +137,7 @@ def test_it_proposes_what_the_better_image_keeps(url: str) -> None:
         drawn(mine, 0), drawn([*mine[1:], mine[0]], 0), [record["prompt"] for record in mine]
     )
     found = ByJudge(judge_at(url))(pairs)
-    assert set(found) <= module_of("judge", "scenes").RULES.keys()
+    assert set(found) <= module_of("judge", "seen").RULES.keys()
     assert sum("caption" in rule for rule in found) >= 4
 
 
@@ -146,7 +146,7 @@ def test_the_shipped_rules_are_the_judges_and_put_right_scenes_first(url: str) -
     Right scenes of all tasks are ahead of those of other captions in nearly all cases."""
     file = str(resource("assets/shapes-rubric/rubric.json"))
     rules = load_rubric(Path(file))
-    assert {rule.text for rule in rules} <= module_of("judge", "scenes").RULES.keys()
+    assert {rule.text for rule in rules} <= module_of("judge", "seen").RULES.keys()
     assert all("caption" in rule.text for rule in rules if rule.weight > 0)
     mine = [records[k] for k in (1, 4, 9) for records in all_records().values()]
     prompts = [record["prompt"] for record in mine]

@@ -4,6 +4,8 @@ them."""
 from __future__ import annotations
 
 import json
+import math
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from scriptkit import script_module
+from transformers import Dinov2Model
 
 from flowrl.core.errors import DataError
 from flowrl.core.prompts import load_prompts
@@ -27,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = [record for records in all_records().values() for record in records[::40]]
 
 
-SCRIPT = script_module("assets/make_shapes_references")
+SCRIPT, TRAINING = (
+    script_module("assets/make_shapes_references"),
+    script_module("assets/train_shapes_dino"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +110,39 @@ def test_the_shapes_network_is_small_and_tells_scenes_apart(made: Path) -> None:
         )  # each is among its own references
         others = [{**record, "references": record["references"][1:]} for record in prompts.records]
         assert bool((reward(batch._replace(meta=others)) < 0.9999).all())
+
+
+def test_the_contrastive_loss_has_its_closed_form() -> None:
+    # four scenes with orthogonal codes, both views alike: -log of e^(1/T) among e^(1/T) and six
+    # times e^0, T = 0.2
+    codes = torch.eye(4).repeat(2, 1)
+    assert TRAINING.contrast(codes).item() == pytest.approx(math.log(math.exp(5) + 6) - 5, abs=1e-5)
+    # the like code is the neighbour's, not the partner's: -log of e^0 among the same
+    apart = torch.eye(4).repeat_interleave(2, dim=0)
+    assert TRAINING.contrast(apart).item() == pytest.approx(math.log(math.exp(5) + 6), abs=1e-5)
+
+
+def test_damage_damages() -> None:
+    images = TRAINING.draw_scenes(RECORDS, 12, 0).images
+    whole, *broken = (
+        TRAINING.damage(images, torch.full((12,), kind), torch.Generator().manual_seed(0))
+        for kind in range(5)
+    )
+    assert torch.equal(whole, images) and len(broken) == len(TRAINING.DAMAGES) - 1
+    for changed in broken:
+        assert changed.min() > -1e-5 and changed.max() < 1 + 1e-5
+        assert bool(((changed - images).abs().flatten(1).amax(1) > 0.1).all())
+
+
+def test_the_shapes_network_is_as_its_card_says() -> None:
+    # the script's own measure on fewer scenes; the bounds are the card's figures less four standard
+    # errors of 200
+    model = TRAINING.Learner(96, 3)
+    model.network = Dinov2Model.from_pretrained(ROOT / "assets" / "shapes-dino").eval()
+    found = TRAINING.measure(model, Namespace(fit=1000, probe=200, seed=1))
+    for name, said in {"damage": 0.945, "count": 0.844, "colors": 0.986, "classes": 0.549}.items():
+        assert f"{said:.3f}" in (ROOT / "assets" / "shapes-dino" / "README.md").read_text()
+        assert found[name] > said - 4 * math.sqrt(said * (1 - said) / 200), name
 
 
 @pytest.mark.integration

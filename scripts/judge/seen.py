@@ -106,7 +106,7 @@ def _network() -> Judge:
 
 @cache
 def _captions() -> dict[str, Record]:
-    found = {}
+    found: dict[str, Record] = {}
     for records in all_records().values():
         found |= {record["prompt"]: record for record in records}
     return found

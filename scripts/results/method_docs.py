@@ -14,10 +14,12 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import gains
 import methods_table
 import yaml
+from again import read
 from figures import wrapped
 from methods import FILE as EQUAL
 
@@ -43,20 +45,21 @@ def levels() -> dict[str, Verified]:
     """Return how far each shipped config was tried; without a row it is at "dry run", which
     tests/config/test_method_configs.py rehearses."""
     found = dict.fromkeys(list_configs(), Verified())
-    kept = [(gains.FILE.name, row["version"], row) for row in gains.rows()]
+    kept: list[tuple[str, str, dict[str, Any]]] = []
+    kept += [(gains.FILE.name, row["version"], row) for row in gains.rows()]
     kept += [(EQUAL.name, row["flowrl"], row) for row in methods_table.found()[1]]
     for config, file in gains.LEARNT.items():
         if file.exists():
-            runs = gains.read(file)["seeds"]
+            runs = read(file)["seeds"]
             row = {"config": config, "seeds": len(runs)}
             kept.append((file.name, max(run["flowrl"] for run in runs), row))
-    for file, version, row in kept:
+    for name, version, row in kept:
         if row["config"] in found:
             found[row["config"]] = Verified(
                 level="seeds" if row["seeds"] > 1 else "once",
                 seeds=row["seeds"],
                 version=version,
-                results=file,
+                results=name,
             )
     return found
 

@@ -48,7 +48,7 @@ def asked(edits: Edits, images: Tensor) -> RewardBatch:
     """Return edits as a reward gets them; the record says nothing but the prompt."""
     prompts = [record["prompt"] for record in edits.records]
     meta: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
-    source = [(image,) for image in render(edits.before)]
+    source: list[tuple[Tensor, ...]] = [(image,) for image in render(edits.before)]
     count = len(prompts)
     return RewardBatch(images, prompts, torch.arange(count), meta, torch.zeros(count), source)
 

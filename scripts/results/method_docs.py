@@ -51,7 +51,7 @@ def levels() -> dict[str, Verified]:
     for config, file in gains.LEARNT.items():
         if file.exists():
             runs = read(file)["seeds"]
-            row = {"config": config, "seeds": len(runs)}
+            row: dict[str, Any] = {"config": config, "seeds": len(runs)}
             kept.append((file.name, max(run["flowrl"] for run in runs), row))
     for name, version, row in kept:
         if row["config"] in found:

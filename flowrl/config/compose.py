@@ -39,7 +39,7 @@ OF_SHAPES = (
     *("train.iterations", "train.balance", "train.warmup", "train.decay", "train.decay_to"),
     *("train.start", "train.guidance", "likelihood.reads"),
 )
-ESTIMATES = ("candidate_pairs",)  # credits that compare unfinished images
+ESTIMATES = ("candidate_pairs", "candidate_norm")  # credits that compare unfinished images
 ASCENTS = ("reward_ascent", "relative_ascent")  # losses that follow the reward's own gradient
 METHOD = (
     *("plan", "transition", "aggregate", "credit", "segment", "select", "likelihood", "loss", "kl"),

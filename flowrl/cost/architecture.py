@@ -38,6 +38,7 @@ RELEASED = "assets/architectures"  # OWNER/NAME.json: {path of a JSON file there
 INDEX = "model_index.json"
 SECOND = "transformer_2"  # another expert of the same shape
 SCHEDULER = "scheduler"
+UNREAD = ("safety_checker",)  # parts that no model of ours loads
 
 
 class WeightlessPart(NamedTuple):
@@ -252,6 +253,8 @@ def _read_parts(read: Callable[[str], Any]) -> dict[str, WeightlessPart]:
     parts = {}
     for name, (library, kind) in entries.items():
         file = "scheduler_config.json" if name == SCHEDULER else "config.json"
+        if name in UNREAD:
+            continue
         if name == SCHEDULER or _is_module(library, kind):
             parts[name] = WeightlessPart(library, kind, read(f"{name}/{file}"))
     return parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ def start(
 def _live(command: list[str], log: str, variables: dict[str, str], folder: str) -> None:
     """Be the process; never returns."""
     code = 1
+    # the server may have begun while a test held signals back, and its forks hold what it holds
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):

@@ -249,12 +249,12 @@ def _read_parts(read: Callable[[str], Any]) -> dict[str, WeightlessPart]:
     """Make of the JSON files of a pipeline, by their path, the parts that are run."""
     index = read(INDEX)
     pairs = {name: entry for name, entry in index.items() if isinstance(entry, list)}
-    entries = {name: pair for name, pair in pairs.items() if len(pair) == 2 and pair[0]}
     parts = {}
-    for name, (library, kind) in entries.items():
-        file = "scheduler_config.json" if name == SCHEDULER else "config.json"
-        if name in UNREAD:
+    for name, pair in pairs.items():
+        if len(pair) != 2 or not pair[0] or name in UNREAD:
             continue
+        library, kind = pair
+        file = "scheduler_config.json" if name == SCHEDULER else "config.json"
         if name == SCHEDULER or _is_module(library, kind):
             parts[name] = WeightlessPart(library, kind, read(f"{name}/{file}"))
     return parts

@@ -105,11 +105,9 @@ def rehearse(
             changes += _small_call(whole, pipeline)
         changes += [*_small_lists(whole, folder), *_short_run(whole)]
         if teachers_of(whole):
-            # one teacher of the same network, which a plain method trains, serves all prompts
-            plain = [*overrides, *changes, *UNTAUGHT]
-            train(_small_batch(source, plain, plugins)[0], folder / "teacher", quiet=quiet)
-            names = dict.fromkeys(teachers_of(whole), f"{folder / 'teacher'}")
-            changes.append(f"loss.teachers={json.dumps(names)}")
+            plain, _ = _small_batch(source, [*overrides, *changes, *UNTAUGHT], plugins)
+            train(plain, folder / "teacher", quiet=quiet)
+            changes.append(_taught_by(whole, folder / "teacher"))
         config, stood_in = _small_batch(source, [*overrides, *changes], plugins)
         summary = train(config, folder / "run", quiet=quiet)
     return Rehearsal(summary, pipeline, stood_in, time.monotonic() - started)
@@ -205,6 +203,12 @@ def _short_run(config: Config) -> list[str]:
     # the policy is rehearsed, which would stand still at first
     changes += ["surrogate.alone=0"] if config.surrogate is not None else []
     return changes
+
+
+def _taught_by(config: Config, run: Path) -> str:
+    """Return the override by which one run teaches all prompts."""
+    names = dict.fromkeys(teachers_of(config), f"{run}")
+    return f"loss.teachers={json.dumps(names)}"
 
 
 def _small_batch(

@@ -44,7 +44,7 @@ def test_what_the_estimate_leaves_out_is_what_is_not_there(
     # on the device "meta" stands what the sizes of latents are read from
     there = sum(p.nbytes for p in held.parameters() if not p.is_meta) if held is not None else 0
     assert (there > 0) == (vae or name == "wan")
-    assert module_of("bench", "throughput")._absent(found, vae=vae) == sizes(config)[line] - there
+    assert module_of("bench", "performance")._absent(found, vae=vae) == sizes(config)[line] - there
 
 
 @pytest.mark.parametrize("make", [tiny_wan, tiny_wan22])

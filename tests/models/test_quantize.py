@@ -46,7 +46,7 @@ def test_random_weights_are_quantised_as_read_ones(tmp_path: Path, name: str, ki
     read: Any = config.call("model")()
     found, expected = kinds_of(drawn.network), kinds_of(read.network)
     assert found == expected and len({*expected.values()}) > 1
-    figures = module_of("bench", "throughput").measure_throughput(config, iterations=1)
+    figures = module_of("bench", "performance").measure_throughput(config, iterations=1)
     assert figures["seconds"]["train"] > 0
 
 

@@ -20,7 +20,7 @@ def test_they_agree_to_rounding() -> None:
     end."""
     cases = json.loads(RESULT.read_text(encoding="utf-8"))["cases"]
     assert len(cases) == 13
-    assert cases.keys() == script_module("bench/published_code/catalogue").CASES.keys()
+    assert cases.keys() == script_module("bench/published_code/compare").CASES.keys()
     for name, case in cases.items():
         for what, found in case["gaps"].items():
             least = 1e-5 if name == "ddpo" else 1e-6

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pretendkit import DeviceTensor, Seen, pretend_cuda
 from processkit import pair
-from scriptkit import module_of
+from synckit import check_sync
 from torch import Tensor
 from toykit import axes, linear, toy
 from toyscale import SETTING, TOY_SCALE
@@ -79,7 +79,6 @@ def test_no_inner_loop_waits_and_the_numbers_are_the_hosts(
         run = trainer_of(tmp_path, name, device)
         if device == "cuda":
             if kind != "scouted noise":  # its two passes have the rewards between them
-                check_sync = module_of("bench", "throughput").check_sync
                 assert check_sync(run, switch=seen.set_sync_debug_mode) >= 4
             monkeypatch.setattr(learn, "backward", without_waits(seen, learn.backward))
             along = without_waits(seen, Companions._backward)

@@ -42,7 +42,7 @@ from flowrl.training.rehearsal import check_plan
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
-stand_in = module_of("bench", "throughput").stand_in
+stand_in = module_of("bench", "performance").stand_in
 FORWARD = ("plan={fn: ode, steps: 4}", "likelihood={fn: forward, draws: 2}", "loss={fn: awm}")
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import cases as _  # noqa: F401 - which enter themselves
 import torch
-from catalogue import CASES
+from gaps import CASES
+from sources import load
 
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
@@ -32,8 +34,8 @@ def main() -> None:
     torch.set_num_threads(1)
     cases, rows = {}, [["case", "ours", "quantity", "difference", "largest value"]]
     for name, case in CASES.items():
-        gaps = case.found(given.clones)
         source = case.source
+        gaps = case.run(load(source, given.clones))
         cases[name] = {
             "ours": case.ours,
             "repository": source.repository,

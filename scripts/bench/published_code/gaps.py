@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from sources import Source
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import rollout
@@ -21,6 +22,29 @@ from flowrl.models.toy import LinearFlow
 
 Gaps = dict[str, tuple[float, float]]
 SHAPE = (4, 8, 8)
+
+
+class Case(NamedTuple):
+    """What is compared, and where theirs is."""
+
+    ours: str
+    source: Source
+    run: Callable[[dict[str, Any]], Gaps]
+
+
+CASES: dict[str, Case] = {}
+"""Name -> which published functions are run beside which of ours."""
+
+
+def case(name: str, ours: str, place: str, path: str, names: str) -> Callable[[Any], Any]:
+    """Enter a function that compares `ours` with functions of a file of "owner/name@commit"."""
+
+    def entered(run: Callable[[dict[str, Any]], Gaps]) -> Any:
+        repository, _, commit = place.partition("@")
+        CASES[name] = Case(ours, Source(repository, commit, path, tuple(names.split())), run)
+        return run
+
+    return entered
 
 
 def gap(ours: Tensor, theirs: Tensor) -> tuple[float, float]:

@@ -120,18 +120,22 @@ def assert_same_image(case: Tuned, pipeline: Any) -> None:
     )
 
 
-def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any]) -> None:
-    """Run the one block of Python of a card, and compare its image with that of a model's own
-    pipeline."""
+def run_code(text: str) -> list[Any]:
+    """Run the one block of Python of a card in the working folder -> its image, or its frames."""
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     made: dict[str, Any] = {}
-    seeded = code.replace(
-        "\nimage =", "\ntorch.manual_seed(3)\nimage ="
-    )  # not earlier: peft draws, too
-    exec(compile(seeded, "README.md", "exec"), made)
+    # seeded where it draws and not earlier: peft draws, too
+    code = re.sub(r"\n(image|video) =", r"\ntorch.manual_seed(3)\n\1 =", code)
+    exec(compile(code, "README.md", "exec"), made)
+    return list(made["video"]) if "video" in made else [made["image"]]
+
+
+def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any]) -> None:
+    """Run the code of a card, and compare its image with that of a model's own pipeline."""
+    (found,) = run_code(text)
     torch.manual_seed(3)
     want = np.asarray(model.pipeline()(prompt=prompt, height=32, width=32, **options).images[0])
-    assert want.std() > 1 and np.array_equal(np.asarray(made["image"]), want)
+    assert want.std() > 1 and np.array_equal(np.asarray(found), want)
     assert np.array_equal(np.asarray(Image.open("image.png")), want)
 
 

@@ -1,4 +1,4 @@
-"""The model card of an export, and its code, which is run for every pipeline and format."""
+"""The model card of an export: what it tells, and the code of a whole run's."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import os
 import re
 from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import pytest
 import torch
 import yaml
 from adapterkit import PROMPTS, Folders, diffusers_images
-from exportkit import KINDS, ExportedRun, assert_code_draws, exported_facts
+from exportkit import ExportedRun, assert_code_draws
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from modelkit import noise, perturb
-from toykit import toy
 
 from flowrl.runs.export.export import export, trained_part, write_lora, write_merged
-from flowrl.runs.export.usage import shown, usage
+from flowrl.runs.export.usage import shown
 from flowrl.runs.open_run import open_run
 
 pytestmark = pytest.mark.integration
@@ -118,56 +116,6 @@ def test_what_users_wrote_is_shown_as_it_is(exported: ExportedRun, tmp_path: Pat
     assert cells == [shown, shown]  # a tag, and the version of Python
     assert f"<td>for an unknown time on {shown} , 3, finished {shown}</td>" in html
     assert ModelCard(text).data.to_dict()["tags"][0] == "flowrl"
-
-
-# ----------------------------------------------------------------------------------------- its code
-
-
-CODE: dict[str, tuple[str, dict[str, Any]]] = {
-    "sd3": (
-        "guidance: 3.0, negative_prompt: blue, max_sequence_length: 8, t5: false",
-        {"guidance_scale": 3.0, "negative_prompt": "blue", "max_sequence_length": 8},
-    ),
-    "flux": (
-        "guidance: 2.0, true_cfg_scale: 3.0, negative_prompt: blue, max_sequence_length: 8",
-        {
-            "guidance_scale": 2.0,
-            "true_cfg_scale": 3.0,
-            "negative_prompt": "blue",
-            "max_sequence_length": 8,
-        },
-    ),
-    "sd15": (
-        "guidance: 3.0, guidance_rescale: 0.5, spacing: trailing",
-        {"guidance_scale": 3.0, "guidance_rescale": 0.5},
-    ),
-    "sdxl": (
-        "guidance: 3.0, original_size: [64, 48], crop: [0, 8]",
-        {"guidance_scale": 3.0, "original_size": (64, 48), "crops_coords_top_left": (0, 8)},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [*((name, "lora") for name in KINDS), ("sdxl", "peft"), ("sdxl", "kohya"), ("sdxl", "merged")],
-)
-def test_the_code_for_each_pipeline_and_format(
-    name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It passes on what the run chose: guidance, negative prompt, sizes, spacing, a text encoder
-    left out."""
-    base, (chosen, options) = KINDS[name].folder(tmp_path / "base"), CODE[name]
-    config = toy(
-        tmp_path, f"model={{fn: {name}, path: {base}, {chosen}}}", "image={height: 32, width: 32}"
-    )
-    model = config.call("model")()
-    perturb(model, 0.02)
-    trained = trained_part(model, name="toy")
-    facts = exported_facts(config, trained, form, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    options = {"num_inference_steps": config.eval.steps, **options}
-    assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
 
 
 def test_what_a_card_shows_of_a_config() -> None:

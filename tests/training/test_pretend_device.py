@@ -39,6 +39,8 @@ METHODS = {
     "the best leaf": "dynamic_treerpo",
     "models trained along": "tdm_r1",
     "scouted noise": "sol_rl",
+    "segments": "chunk_grpo",
+    "means of the old policy": "grpo_guard",
 }
 
 

@@ -29,7 +29,7 @@ pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files sh
 
 TIERS = ("unit", "integration", "learning")
 ROUNDS = (20_000, 20, 20)  # of the garbage collector; Python's own are of 700 objects
-LONGEST = ("test_learning_shapes.py", "test_shards.py", "test_processes.py", "test_disks.py")
+LONGEST = ("test_learning_methods.py", "test_shards.py", "test_processes.py", "test_kills.py")
 
 gc.disable()  # until all is imported: its rounds would take longer than the imports
 torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on every machine

@@ -4,7 +4,7 @@
     python scripts/results/pairs.py --train 150   # and train so many on tiny weights; goes on
 
 Writes assets/results/pairs.json; `tables.py` makes the matrix of docs/methods.md from it, and
-tests/runs/test_every_pair.py fails while it says something else than the code.
+tests/runs/test_rehearse.py fails while it says something else than the code.
 """
 
 from __future__ import annotations

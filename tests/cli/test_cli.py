@@ -110,7 +110,7 @@ def test_the_shell_completes_commands_and_configs(
 
 
 def test_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, or written to a file; tests/config/test_schema.py knows what has to be in it."""
+    """Printed, or written to a file; tests/config/test_calls.py knows what has to be in it."""
     assert main(["schema"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["type"] == "object" and "plan" in printed["required"]

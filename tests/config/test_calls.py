@@ -1,16 +1,32 @@
-"""Binding names to functions, on small packages of their own and on rewards of a user."""
+"""Values against annotations, as YAML 1.2 and the annotation say; names bound to functions, on
+small packages of their own and on rewards of a user; and the schema that editors read."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 import warm
+import yaml
+from annotated_types import Ge, Interval, MinLen
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from torch import Tensor
+from typing_extensions import TypedDict
 
 from flowrl.config.calls import Call
 from flowrl.config.load import load_config
+from flowrl.config.overrides import parse_override
+from flowrl.config.schema import ABOUT, functions, write_schema
+from flowrl.config.sections import SECTIONS
+from flowrl.config.values import convert, schema_of, type_words
 from flowrl.core.errors import ConfigError
+from flowrl.core.shipped_files import list_configs, resource
 
 
 def failure(path: Path, *overrides: str, plugins: tuple[str, ...] = ()) -> str:
@@ -186,3 +202,185 @@ def test_a_module_of_our_name(
     (tmp_path / "script.py").write_text(CODE.format(before=before, after=after, package=package))
     code, said = warm.run([f"{tmp_path}/script.py"], tmp_path / "log", folder=tmp_path)
     assert code == 0, said
+
+
+# ------------------------------------------------------------------------------------------- values
+
+
+Share = Annotated[float, Interval(ge=0, lt=1)]
+
+
+class Lora(TypedDict, total=False):
+    """Options of a section of their own."""
+
+    rank: Annotated[int, Ge(1)]
+    targets: Sequence[str]
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (1, float, 1.0),
+        ("1e-4", float, 1e-4),
+        ("-12", int, -12),
+        ("1", int | str, "1"),  # the exact member of a union comes first
+        ("1", float | None, 1.0),
+        (1, float | int, 1),
+        ([1, "2"], tuple[float, ...], (1.0, 2.0)),
+        ((1,), Sequence[int], [1]),
+        ({"a": "3"}, dict[str, int] | None, {"a": 3}),
+        ({"rank": "3"}, Lora | None, {"rank": 3}),
+        ("x", Path, Path("x")),
+        (math.inf, float, math.inf),
+        (object, Any, object),
+        (None, Annotated[int, Ge(1)] | None, None),
+    ],
+)
+def test_convert(value: Any, hint: Any, expected: Any) -> None:
+    got = convert(value, hint, "key")
+    assert got == expected and type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "message"),
+    [
+        (True, int, "key: expected a whole number, got True (true or false)"),
+        (2.0, int, "key: expected a whole number, got 2.0 (a number)"),
+        (True, float, "key: expected a number, got True (true or false)"),
+        (1, bool, "key: expected true or false, got 1 (a whole number)"),
+        (1, str, "key: expected a text, got 1 (a whole number)"),
+        ("nan", float, "key: expected a number, got 'nan' (a text)"),
+        (math.nan, float, "key: expected a number, got nan (a number)"),
+        ("inf", float, "key: expected a number, got 'inf' (a text)"),
+        ("1_000", float, "key: expected a number, got '1_000' (a text)"),
+        ("1e3", int, "key: expected a whole number, got '1e3' (a text)"),
+        (10**400, float, "... (a whole number)"),
+        (True, Literal[1, 2], "key: expected one of 1, 2, got True (true or false)"),
+        ("ema2", Literal["ema", "old"], "expected one of 'ema', 'old', got 'ema2' (a text); did"),
+        ("men", Literal["mean"] | float, "one of 'mean' or a number, got 'men' (a text); did you"),
+        ("ab", list[str], "key: expected a list, each a text, got 'ab' (a text)"),
+        ([1], tuple[int, int], "key: expected a list of 2 values, each a whole number, got [1]"),
+        ([], Annotated[list[int], MinLen(1)], "expected a list that is not empty, each a whole"),
+        ("", Annotated[str, MinLen(1)], "key: expected a text that is not empty, got ''"),
+        (0, Annotated[int, Ge(1)], "key: expected a whole number >= 1, got 0 (a whole number)"),
+        ([0.5, 1], tuple[Share, Share], "key[1]: expected a number >= 0 and < 1, got 1 (a whole"),
+        (4, dict[str, int] | None, "key: expected a mapping to a whole number or null, got 4"),
+        ({"a": "x"}, float | dict[str, float], "key.a: expected a number, got 'x' (a text)"),
+        (4, Lora | None, "key: expected a mapping of rank, targets or null, got 4 (a whole"),
+        ({"rnk": 4}, Lora | None, "key.rnk: key has no option 'rnk'; did you mean 'rank'? (there"),
+        ({"rank": 0}, Lora, "key.rank: expected a whole number >= 1, got 0 (a whole number)"),
+    ],
+)
+def test_what_is_refused(value: Any, hint: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert(value, hint, "key")
+    assert message in str(caught.value)
+
+
+def test_everything_that_is_wrong_inside_a_value_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert({"rnk": 4, "rank": "x", "targets": ["a", 1]}, Lora | None, "model.lora")
+    said = str(caught.value)
+    assert said.startswith("3 mistakes:\n") and "model.lora.targets[1]: expected a text" in said
+    assert "model.lora.rnk: model.lora has no option" in said and "model.lora.rank: exp" in said
+
+
+@pytest.mark.parametrize("hint", [Tensor | None, Callable[[int], int], dict[str, Tensor]])
+def test_what_yaml_cannot_hold_has_no_schema(hint: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be written in YAML"):
+        schema_of(hint)
+
+
+def test_schema_and_words() -> None:
+    """The schema is JSON schema 2020-12 without references; words are made from it."""
+    inner = {"type": "integer", "minimum": 1}
+    names = {"type": "array", "items": {"type": "string"}}
+    options = {"rank": inner, "targets": names}
+    mapping = {"type": "object", "properties": options, "additionalProperties": False}
+    assert schema_of(Lora | None) == {"anyOf": [mapping, {"type": "null"}]}
+    assert type_words(schema_of(Path)) == "a path" and type_words(schema_of(Any)) == "any value"
+    assert (
+        type_words(schema_of(list)) == "a list"
+        and type_words(schema_of(dict[str, Any])) == "a mapping"
+    )
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_python_writing_of_a_number_is_a_number(value: float) -> None:
+    parts, read = parse_override(f"x={value!r}")
+    assert parts == ["x"]
+    assert convert(read, float, "x") == value  # 1e-05 is a text to YAML 1.1
+
+
+# --------------------------------------------------------------------------------------- the schema
+
+
+SCHEMA: dict[str, Any] = json.loads(resource("configs/schema.json").read_text(encoding="utf-8"))
+
+
+def errors(config: Any) -> list[str]:
+    """Return what the schema has against a config."""
+    found = Draft202012Validator(SCHEMA).iter_errors(config)
+    return [f"{error.json_path}: {error.message}" for error in found]
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """Read a shipped config as plain data."""
+    found: dict[str, Any] = yaml.safe_load(resource(f"configs/{name}.yaml").read_text("utf-8"))
+    return found
+
+
+def test_the_committed_schema_is_the_one_of_the_code(tmp_path: Any) -> None:
+    """If not: `flowrl schema --out configs/schema.json`."""
+    made = write_schema(tmp_path / "schema.json").read_text(encoding="utf-8")
+    assert made == resource("configs/schema.json").read_text(encoding="utf-8")
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", list_configs())
+def test_shipped_configs_fit_and_name_it(name: str) -> None:
+    text = resource(f"configs/{name}.yaml").read_text(encoding="utf-8")
+    assert text.splitlines()[0] == "# yaml-language-server: $schema=../schema.json"
+    assert errors(yaml.safe_load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "part"),
+    [
+        ("plan", {"sise": 3}, "$.plan: Additional properties are not allowed ('sise' was unexp"),
+        ("plan", {"steps": "ten"}, "$.plan.steps: 'ten' is not of type 'integer'"),
+        ("credit", {"std": "all"}, "$.credit.std: 'all' is not one of ['group', 'global']"),
+        ("model", {"lora": {"rnk": 4}}, "$.model.lora: {'rnk': 4} is not valid"),
+        ("loss", {"fn": "ppo"}, "$.loss.fn: 'ppo' is not valid"),
+        ("optimizer", {"lr": 0}, "$.optimizer"),
+        ("train", {"lr": 1e-4}, "$.train: Additional properties are not allowed ('lr' was unexp"),
+        ("train", {"group": 0}, "$.train.group: 0 is less than the minimum of 1"),
+        ("parts", {"mine": {"fn": "Mine"}}, "$.parts.mine.fn: 'Mine' is not valid"),
+        ("grid", {}, "$: Additional properties are not allowed ('grid' was unexpected)"),
+    ],
+)
+def test_mistakes_are_marked(section: str, change: dict[str, Any], part: str) -> None:
+    config = shipped("shapes/flow_grpo")
+    config[section] = {**config.get(section, {}), **change}
+    assert any(part in error for error in errors(config)), errors(config)
+
+
+def test_what_may_be_left_out_or_stand_in_a_list() -> None:
+    """Without fn the optimizer is AdamW; null is off; arguments of a plugin are open."""
+    config = shipped("shapes/flow_grpo")
+    config |= {"optimizer": {"lr": 1e-4}, "kl": None, "select": [{"fn": "fraction", "share": 0.5}]}
+    config["plan"] = {"fn": "my_package.plans.mine", "anything": 1}
+    config["parts"] = {"mine": {"fn": "my_package.Mine", "anything": 1}}
+    config["rewards"]["shapes"]["transform"] = [{"fn": "rank"}, {"fn": "clip", "low": 0}]
+    assert errors(config) == []
+    config["optimizer"] = {"lr": 1e-4, "momentum": 1}
+    assert any("momentum" in error for error in errors(config))
+
+
+def test_every_key_says_what_it_is_for() -> None:
+    assert all(it["description"] for it in SCHEMA["properties"].values()), SCHEMA["properties"]
+    for key in SECTIONS:
+        keys = SCHEMA["properties"][key]["properties"]
+        assert [name for name, it in keys.items() if not it["description"]] == []
+    # parts are of plugins alone
+    assert all(functions(axis) for axis in ABOUT if axis not in ("name", "seed", "parts"))

@@ -1,17 +1,34 @@
-"""Files and folders that are exchanged whole."""
+"""Files and folders that are exchanged whole, what is written where, and tables that fit a
+terminal and stay whole in a file."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import subprocess
+import sys
+import tempfile
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from flowrl.cli.output import show_or_write
 from flowrl.core import files
 from flowrl.core.errors import RunError
-from flowrl.core.files import replacing, write_json, write_text
+from flowrl.core.files import is_stdout, replacing, write_json, write_text
+from flowrl.core.tables import (
+    fit,
+    flop,
+    markdown_table,
+    parameter_count,
+    size,
+    terminal_width,
+    text_table,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -128,3 +145,151 @@ def test_drafts_of_a_killed_process_are_deleted_and_nothing_else(tmp_path: Path)
     files.delete_drafts(tmp_path)
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"c.tmp-12-0b726d05", "a.tmp-x-0b726d05", "b.tmp-1-0b726d0"}
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+ROWS = [
+    ["method", "lr", "gain [95 %]"],
+    ["a method with a long name", "0.0001", "+1.0 [-2.0, 3.0]*"],
+    ["base", "", "[bold]"],
+]
+
+
+def test_a_table_without_a_width_is_plain_and_whole() -> None:
+    """Written by hand: columns two apart, numbers right, no markup read, no blanks at the end."""
+    assert text_table(ROWS, rules=(1,)).splitlines() == [
+        "method                         lr        gain [95 %]",
+        "----------------------------------------------------",
+        "a method with a long name  0.0001  +1.0 [-2.0, 3.0]*",
+        "----------------------------------------------------",
+        "base                                          [bold]",
+    ]
+    wide = text_table([["x" * 300, "y" * 300], ["1", "2"]], left=2)
+    assert wide.splitlines()[0] == "x" * 300 + "  " + "y" * 300
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60])
+@pytest.mark.parametrize("left", [1, 3])
+def test_a_table_fits_the_terminal_and_loses_no_letter(width: int, left: int) -> None:
+    """Of figures the first column may come again; of texts every letter is there once."""
+    table = re.sub(r"\x1b\[\d*m", "", text_table(ROWS, left=left, width=width))
+    assert max(map(len, table.splitlines())) <= width
+    there, wanted = (Counter(re.sub(r"[\s-]", "", text)) for text in (table, text_table(ROWS)))
+    assert there >= wanted if left == 1 else there == wanted
+
+
+def test_figures_that_are_too_wide_go_on_below() -> None:
+    """The names take 25 columns, the rates 6, the gains 17, and two are between columns."""
+    table = re.sub(r"\x1b\[\d*m", "", text_table(ROWS, width=46)).splitlines()
+    assert [line.split("  ")[0] for line in table] == [
+        *("method", "-" * 33, "a method with a long name", "base", ""),
+        *("method", "-" * 44, "a method with a long name", "base"),
+    ]
+    assert table[2].endswith("  0.0001") and table[7].endswith("  +1.0 [-2.0, 3.0]*")
+
+
+def test_there_is_no_terminal_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert terminal_width() is None
+
+
+def test_lines_are_folded_below_their_last_column() -> None:
+    line = "memory     weights    1.2 GiB  of the network and of its adapters"
+    assert fit(line, None) == line == fit(line, 80)
+    assert fit(line, 40).splitlines() == [
+        "memory     weights    1.2 GiB  of the",
+        "                      network and of its",
+        "                      adapters",
+    ]
+    assert fit("  short\n\nnext", 10) == "  short\n\nnext"
+
+
+def test_a_markdown_table() -> None:
+    assert markdown_table([["a|b", "c"], ["d", "1*"]]) == "| a\\|b | c |\n|---|---:|\n| d | 1\\* |"
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (size(512), "0.5 KiB"),
+        (size(3 * 2**19), "1.5 MiB"),
+        (size(5 * 2**30), "5.0 GiB"),
+        (parameter_count(2_243_171_520), "2.24 B"),
+        (parameter_count(83_819_683), "83.8 M"),
+        (parameter_count(11_901_408_320), "11.9 B"),
+        (parameter_count(512), "512"),
+        (flop(2 * 10**15), "2.0 PFLOP"),
+        (flop(45 * 10**11), "4.5 TFLOP"),
+        (flop(10**8), "0.1 GFLOP"),
+    ],
+)
+def test_numbers_as_a_person_reads_them(written: str, text: str) -> None:
+    assert written == text
+
+
+WRITE = """
+import pathlib, sys
+from flowrl.core.files import write_text
+print('before', flush=True)
+write_text(pathlib.Path(sys.argv[1]), 'text')
+print('after')
+"""
+
+
+def test_what_a_link_leads_to_is_exchanged(tmp_path: Path) -> None:
+    """The links stay, the file behind them is a new one, whole, with its old rights."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "own").write_text("old")
+    (tmp_path / "deep" / "own").chmod(0o640)
+    (tmp_path / "link").symlink_to("middle")
+    (tmp_path / "middle").symlink_to(tmp_path / "deep" / "own")
+    before = (tmp_path / "deep" / "own").stat().st_ino
+    with replacing(tmp_path / "link") as draft:
+        draft.write_text("new")
+        assert (tmp_path / "link").read_text() == "old" and draft.parent == tmp_path / "deep"
+    after = (tmp_path / "deep" / "own").stat()
+    assert (tmp_path / "middle").read_text() == "new" and after.st_ino != before
+    assert after.st_mode & 0o777 == 0o640 and (tmp_path / "link").readlink() == Path("middle")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("not-there-yet")
+    write_text(tmp_path / "link", "made")
+    assert (tmp_path / "not-there-yet").read_text() == "made"
+    assert names(tmp_path) == ["deep", "link", "middle", "not-there-yet"]
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("to", ["pipe", "file"])
+def test_standard_output_by_any_name(tmp_path: Path, name: str, to: str) -> None:
+    """What was printed before and after stays; a file that a shell opened is not exchanged."""
+    out = tmp_path / "out"
+    out.touch()
+    before = out.stat().st_ino
+    with out.open("w") if to == "file" else open(os.devnull) as file:
+        stdout = file if to == "file" else subprocess.PIPE
+        done = subprocess.run([sys.executable, "-c", WRITE, name], stdout=stdout, text=True)
+    text = out.read_text() if to == "file" else done.stdout
+    assert text == "before\ntextafter\n" and done.returncode == 0
+    assert out.stat().st_ino == before and names(tmp_path) == ["out"]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder in memory here")
+def test_a_folder_in_memory_is_a_folder() -> None:
+    """/dev/shm is below /dev, and holds files: folders are made there, nothing is left over."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        write_text(Path(place) / "new" / "file.txt", "whole")
+        assert (Path(place) / "new" / "file.txt").read_text() == "whole"
+        assert [path.name for path in (Path(place) / "new").iterdir()] == ["file.txt"]
+
+
+def test_a_device_is_written_in_place(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in (tmp_path / "link", Path("/dev/null")):
+        write_json(name, {"a": 1})
+        assert not is_stdout(name) or os.path.samestat(name.stat(), os.fstat(1))
+    assert Path("/dev/null").is_char_device() and (tmp_path / "link").is_symlink()
+
+
+def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
+    show_or_write("for a person", {"a": 1}, Path("-"))
+    assert json.loads(capsys.readouterr().out) == {"a": 1}

@@ -1,9 +1,10 @@
 """What is installed: the record of a run, extras, another package of the name, shipped files,
-memory that is given back."""
+memory that is given back, and what stands for a source."""
 
 from __future__ import annotations
 
 import getpass
+import importlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 from flowrl.core import installation as module
 from flowrl.core import shipped_files as resources
 from flowrl.core.errors import ConfigError
+from flowrl.core.identity import facts_of_source
 from flowrl.core.installation import environment, install, other_package
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.evaluation.pair_formats import convert_pairs
@@ -207,3 +209,59 @@ def test_freed_blocks_go_back_to_the_system() -> None:
     )
     held, left, kept = map(int, run.stdout.split())
     assert held > 200 and left < 60 and kept == 11
+
+
+# ------------------------------------------------------------------------- what stands for a source
+
+
+PLAIN = 'def judge(x):\n    text = """# one\n\n    two"""\n    return len(text) * x\n'
+
+
+def _facts(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
+    """Return what stands for a module with this source."""
+    (folder / "judged_here.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop("judged_here", None)
+    importlib.invalidate_caches()
+    found = facts_of_source(importlib.import_module("judged_here").judge)
+    return str(found["judged_here"])
+
+
+@pytest.mark.parametrize(
+    ("source", "same"),
+    [
+        (PLAIN.replace("def", '"""A page."""\ndef', 1), True),
+        (PLAIN.replace("    text", '    """Say it."""\n    text', 1), True),
+        (PLAIN.replace("    text", "    # as it is\n    text", 1).replace("* x", "* x  # ä"), True),
+        (PLAIN.replace("# one", "# 1"), False),
+        (PLAIN.replace("\n\n    two", "\n    two"), False),
+        (PLAIN.replace("* x", "* x + 1"), False),
+        (PLAIN + '\njudge.page = """A text."""\n', False),
+    ],
+)
+def test_comments_and_docstrings_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, same: bool
+) -> None:
+    before = _facts(tmp_path, monkeypatch, PLAIN)
+    assert (_facts(tmp_path, monkeypatch, source) == before) is same
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def judge(x):\n    """Ä page."""; return 1\n',
+        'def judge(x): "A page."; return 1\n',
+        '"""A page."""; judge = lambda x: 1\njudge.__module__ = __name__\n',
+    ],
+)
+def test_code_beside_a_docstring_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    before = _facts(tmp_path, monkeypatch, source)
+    assert _facts(tmp_path, monkeypatch, source.replace("1", "2")) != before
+
+
+def test_a_docstring_that_is_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = '"""How good is it?"""\ndef judge(x):\n    return __doc__\n'
+    before = _facts(tmp_path, monkeypatch, one)
+    assert _facts(tmp_path, monkeypatch, one.replace("good", "bad")) != before

@@ -1,4 +1,5 @@
-"""Preference data that is damaged, or was written by halves: what `convert_pairs` makes of it."""
+"""Preference data that is damaged, or was written by halves, and files that people have, as
+`flowrl pairs` and `flowrl score` take them."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ import pytest
 from PIL import Image
 
 from flowrl.core.errors import DataError, RunError
+from flowrl.core.prompts import load_prompts
 from flowrl.core.votes import append_vote, keep_image
+from flowrl.evaluation.image_files import find_images, match_prompts
 from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.score_images import prompted_images
+from flowrl.evaluation.suites.image_folder import REWARDS, prepare
 
 
 def paint(file: Path, seed: int) -> Path:
@@ -125,3 +130,124 @@ def test_no_vote_is_made_of_what_is_none(tmp_path: Path, row: dict[str, Any]) ->
     """Of three numbers the first two are no vote."""
     with pytest.raises(DataError, match=r"list\.jsonl, entry 1"):
         convert_pairs(listed(tmp_path, row), tmp_path / "out")
+
+
+# --------------------------------------------------------------------------- files that people have
+
+
+def painted(path: Path, colour: str) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16), colour).save(path)
+    return path.read_bytes()
+
+
+def votes(folder: Path, **columns: list[Any]) -> Path:
+    """Write Pick-a-Pic's columns: a vote, a tie, a row that nobody voted on, a null caption."""
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    red, blue, green = (painted(folder / f"{c}.jpg", c) for c in ("red", "blue", "green"))
+    rows = {
+        "caption": ["a red square", "a tie", "never voted on", None],
+        "jpg_0": [red, red, green, red],
+        "jpg_1": [blue, green, blue, green],
+        "label_0": [1.0, 0.5, 0.0, 1.0],
+        "has_label": [True, True, False, True],
+    } | columns
+    parquet.write_table(pyarrow.table(rows), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def test_what_nobody_voted_on_is_no_vote(tmp_path: Path) -> None:
+    done = convert_pairs(votes(tmp_path), tmp_path / "out", drop=True)
+    [record] = [json.loads(line) for line in done.file.read_text().splitlines()]
+    assert (record["prompt"], record["label_0"]) == ("a red square", 1.0)
+    assert (done.kept, done.ties, done.unlabelled) == (1, 1, 1)
+    [reason] = done.dropped
+    assert reason.endswith("row 4: the prompt is empty")
+
+
+def test_a_null_caption_is_no_prompt(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row 4: the prompt is empty\. Or leave .* --drop"):
+        convert_pairs(votes(tmp_path), tmp_path / "out")
+    empty = votes(tmp_path, has_label=[None, True, False, False])
+    with pytest.raises(DataError, match=r"no pair is left \(1 ties, 3 without a vote, 0 that"):
+        convert_pairs(empty, tmp_path / "out")
+    rows = [{"prompt": 3, "image_0": "red.jpg", "image_1": "blue.jpg", "label_0": 1}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match="entry 1: expected a text as prompt, got 3"):
+        convert_pairs(tmp_path / "rows.json", tmp_path / "out")
+
+
+def suite(folder: Path, prompts: list[str], images: int) -> Path:
+    """Lay images out as GenEval and `flowrl eval --suite` do."""
+    for number, prompt in enumerate(prompts):
+        for image in range(images):
+            painted(folder / f"{number:05}" / "samples" / f"{image:04}.png", "red")
+        record = {"prompt": prompt, "tag": f"t{number}"}
+        (folder / f"{number:05}" / "metadata.jsonl").write_text(json.dumps(record) + "\n")
+    return folder
+
+
+def test_images_of_a_suite_find_their_prompts(tmp_path: Path) -> None:
+    """Two images of each prompt: by order they would be as many images as twice the records."""
+    images = find_images([suite(tmp_path / "out", ["a", "b"], 2)])
+    own = match_prompts(images, None, None)
+    assert own.prompts.texts == ["a", "a", "b", "b"] and own.has_prompts
+    assert [record["tag"] for record in own.prompts.records] == ["t0", "t0", "t1", "t1"]
+    (tmp_path / "p.txt").write_text("a\nb\nc\n")
+    given = match_prompts(images, None, str(tmp_path / "p.txt"))
+    assert given.prompts.texts == ["a", "a", "b", "b"] and given.unused == 1
+    assert match_prompts(images, "x", None).prompts.texts == ["x"] * 4
+    (tmp_path / "q.txt").write_text("b\na\n")
+    with pytest.raises(DataError, match=r"metadata\.jsonl as record 1, 'a', got 'b'; leave"):
+        match_prompts(images, None, str(tmp_path / "q.txt"))
+    (tmp_path / "q.txt").write_text("a\n")
+    with pytest.raises(DataError, match="as record 2, 'b', got 1 records"):
+        match_prompts(images, None, str(tmp_path / "q.txt"))
+
+
+def test_sheets_of_geneval_s_own_code_are_no_samples(tmp_path: Path) -> None:
+    """Its `diffusers_generate.py` draws 00000/grid.png of a prompt's samples beside them; a
+    picture of that name elsewhere is an image like any other."""
+    folder = suite(tmp_path / "out", ["a", "b"], 2)
+    painted(folder / "00000" / "grid.png", "green")
+    painted(folder / "grid.png", "green")
+    names = [image.name for image in find_images([folder])]
+    assert names[:2] == [f"00000/samples/{n:04}.png" for n in (0, 1)]
+    assert names[2:] == [f"00001/samples/{n:04}.png" for n in (0, 1)] + ["grid.png"]
+
+
+def test_sources_of_a_suite_are_found_without_its_list(tmp_path: Path) -> None:
+    """A record names what it starts from as seen from its list, which a suite's folder is not."""
+    painted(tmp_path / "lists" / "start.png", "blue")
+    listed = tmp_path / "lists" / "edits.jsonl"
+    listed.write_text(json.dumps({"prompt": "make it red", "source": "start.png"}) + "\n")
+    out = tmp_path / "out"
+    prepare(out, {"suite": "mine", REWARDS: {}}, load_prompts(listed))
+    painted(out / "00000" / "samples" / "0000.png", "red")
+    images = find_images([out])
+    [item] = prompted_images(images, match_prompts(images, None, None).prompts, {})
+    [start] = item.sources()
+    assert start[:, 0, 0].tolist() == [0, 0, 1]
+
+
+def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
+    """As `datasets` reads it: file_name and text, in any order."""
+    for name in ("1.png", "2.png"):
+        painted(tmp_path / name, "red")
+    lines = [{"file_name": f"{n}.png", "text": f"number {n}"} for n in (2, 1)]
+    file = tmp_path / "metadata.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = match_prompts(find_images([tmp_path]), None, str(file))
+    assert found.prompts.texts == ["number 1", "number 2"]
+
+
+def test_a_pair_of_json_that_nobody_voted_on(tmp_path: Path) -> None:
+    for name in ("red", "blue"):
+        painted(tmp_path / f"{name}.jpg", name)
+    row = {"prompt": "a", "image_0": "red.jpg", "image_1": "blue.jpg", "label_0": 0}
+    rows = [row, {**row, "prompt": "b", "has_label": False}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    done = convert_pairs(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert (done.kept, done.ties, done.unlabelled) == (1, 0, 1)

@@ -133,7 +133,7 @@ ELSEWHERE = {
     "profiles": "tests/cost/test_fit_card.py",
     "first-gpu-run": "test_first_gpu_run.py, a row of which is counted again",
     "published-code": "test_published_code.py",
-    "pairs": "tests/runs/test_every_pair.py",
+    "pairs": "tests/runs/test_rehearse.py",
     "adapters": "tests/models/test_adapter_outside.py",
     "pipelines": "tests/models/test_pipeline_table.py",
     "votes": "test_measured_votes.py: the table is worked out from curves over votes",

@@ -51,7 +51,7 @@ def test_a_step_reads_the_images_and_their_labels(tmp_path: Path, change: tuple[
 @pytest.mark.learning
 def test_what_is_preferred_is_drawn(tmp_path: Path) -> None:
     """Mean red minus mean green of fresh images, before and after 30 iterations; a test of the same
-    length without a signal moves by at most 0.06 (test_learning_toy.py's control)."""
+    length without a signal moves by at most 0.06 (the control of test_learning_methods.py)."""
     config = write_pairs(tmp_path)
     trainer = trainer_of(config)
     redness = []

@@ -247,7 +247,7 @@ def test_of_several_images_chance_takes_one(tmp_path: Path) -> None:
 def test_the_policy_draws_what_the_images_show(tmp_path: Path) -> None:
     """Every image is red: mean red minus mean green of samples, before and after 60 iterations of
     supervised fine-tuning, on the scale on which the images have .63; a control without a signal
-    moves by at most .06 (test_learning_toy.py)."""
+    moves by at most .06 (test_learning_methods.py)."""
 
     def red(rows: Rows) -> None:
         for row in rows:

@@ -32,6 +32,7 @@ from flowrl.training.start_weights import start_from
 from flowrl.training.weights import Weights
 
 OUT = Path("assets/shapes-student/four_steps.safetensors")
+BATCH, LR, SEED = 64, 2e-3, 0
 STEPS, KEPT = 4, (0, 3, 6, 9, 10)  # of the student; its sigmas' places among the teacher's ten
 
 
@@ -40,11 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, one processor")
     parser.add_argument("--trajectories", type=int, default=8192, help="of the teacher")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--teacher", default="", help="run of a LoRA of the same layers")
-    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     config = load_config("shapes/tdm_r1", ["train.start=''"])
@@ -69,16 +66,16 @@ class Taught(NamedTuple):
 def _distil(asked: argparse.Namespace, config: Config, model: FlowModel, weights: Weights) -> None:
     """Train by the processor's clock, and save the averaged weights."""
     with torch.no_grad(), weights.using("teacher"):
-        taught = _teach(config, model, asked.trajectories, seed=asked.seed)
+        taught = _teach(config, model, asked.trajectories)
     params = model.trainable()
-    optimizer = torch.optim.AdamW(list(params.values()), lr=asked.lr, weight_decay=0.0)
-    rng = torch.Generator().manual_seed(asked.seed)
+    optimizer = torch.optim.AdamW(list(params.values()), lr=LR, weight_decay=0.0)
+    rng = torch.Generator().manual_seed(SEED)
     # minutes of this process alone: a busy machine gets about the same training
     began, step = time.process_time(), 0
     while (used := (time.process_time() - began) / (60 * asked.minutes)) < 1:
         # the rate warms up in 20 steps, stays, and falls to zero over the second half
-        optimizer.param_groups[0]["lr"] = asked.lr * min(1, (step + 1) / 20, 2 * (1 - used))
-        loss = _loss(model, taught, asked.batch, rng)
+        optimizer.param_groups[0]["lr"] = LR * min(1, (step + 1) / 20, 2 * (1 - used))
+        loss = _loss(model, taught, rng)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(params.values(), 1.0)
@@ -88,12 +85,12 @@ def _distil(asked: argparse.Namespace, config: Config, model: FlowModel, weights
             print(f"{step:5d}  {100 * used:3.0f} %  loss {loss.item():.4f}", flush=True)
         step += 1
     # the averaged student is what is kept
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     kept = weights.state_dict()["student"]
-    save_file({name: rows.half().contiguous() for name, rows in kept.items()}, asked.out)
+    save_file({name: rows.half().contiguous() for name, rows in kept.items()}, OUT)
 
 
-def _teach(config: Config, model: FlowModel, count: int, *, seed: int) -> Taught:
+def _teach(config: Config, model: FlowModel, count: int) -> Taught:
     """Let the teacher sample `count` images of training prompts, 128 at a time."""
     prompts = load_prompts(config.prompts.train)
     size = config.image.height, config.image.width
@@ -101,8 +98,8 @@ def _teach(config: Config, model: FlowModel, count: int, *, seed: int) -> Taught
     cond = model.encode(prompts.texts)
     states, rows = [], []
     for part in range(-(-count // 128)):
-        mine = torch.tensor(batch_for(prompts, seed=seed, iteration=part, count=128, balance=None))
-        rng = torch.Generator().manual_seed(seed * 1_000_003 + part)
+        mine = torch.tensor(batch_for(prompts, seed=SEED, iteration=part, count=128, balance=None))
+        rng = torch.Generator().manual_seed(SEED * 1_000_003 + part)
         x = torch.randn(len(mine), *model.latent_shape(*size), generator=rng)
         words = {name: value[mine] for name, value in cond.items()}
         way = [x]
@@ -115,12 +112,12 @@ def _teach(config: Config, model: FlowModel, count: int, *, seed: int) -> Taught
     return Taught(torch.cat(states), torch.cat(rows), cond, fine[list(KEPT)])
 
 
-def _loss(model: FlowModel, taught: Taught, batch: int, rng: torch.Generator) -> Tensor:
+def _loss(model: FlowModel, taught: Taught, rng: torch.Generator) -> Tensor:
     """Return the student's distance to the lines between states, of random ones; a step is drawn
     as often as it is long."""
     length = taught.sigmas[:-1] - taught.sigmas[1:]
-    k = torch.multinomial(length, batch, replacement=True, generator=rng)
-    one = torch.randint(len(taught.rows), (batch,), generator=rng)
+    k = torch.multinomial(length, BATCH, replacement=True, generator=rng)
+    one = torch.randint(len(taught.rows), (BATCH,), generator=rng)
     start, end = (taught.states[one, k + more].float() for more in (0, 1))
     line = (start - end) / length[k].view(-1, *[1] * (start.ndim - 1))
     words = {name: value[taught.rows[one]] for name, value in taught.cond.items()}

@@ -14,7 +14,6 @@ places that were held out. Seeded; a minute on one core.
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,29 +38,21 @@ HELD_OUT = 8  # one place of so many is not trained on
 CONTEXT, TARGET = 2, 1  # frames that predict, frames that are predicted
 ROUGH = 0.03  # noise on the pixels: films are not painted
 PATCH, WIDTH, HEADS = 4, 48, 2
+STEPS, BATCH, LR, SEED = 1200, 32, 1.5e-3, 0
 
 
 def main() -> None:
     """Train, save, and say what is foreseen."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
     torch.set_num_threads(1)
     quiet_libraries()
     # train and save
-    model, losses = trained(given.steps, given.batch, given.lr, given.seed)
-    model.to(torch.float16).save_pretrained(given.out, safe_serialization=True)
-    processor().save_pretrained(given.out)
+    model, losses = trained()
+    model.to(torch.float16).save_pretrained(OUT, safe_serialization=True)
+    processor().save_pretrained(OUT)
     # what it foresees of clips that it was not trained on
-    settings = {key: value for key, value in vars(given).items() if key != "out"}
-    found = {**settings, "loss": losses, "foreseen": foreseen(given.out, given.seed + 1)}
-    write_json(given.out / "foresight.json", found)
+    found = {"steps": STEPS, "batch": BATCH, "lr": LR, "seed": SEED, "loss": losses}
+    found["foreseen"] = foreseen(OUT, SEED + 1)
+    write_json(OUT / "foresight.json", found)
     print(found)
 
 
@@ -90,28 +81,28 @@ def clips(films: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return (drawn + ROUGH * noise).clamp(0, 1)
 
 
-def trained(steps: int, batch: int, lr: float, seed: int) -> tuple[VJEPA2Model, list[float]]:
-    """Train the predictor for `steps` steps -> the model, and the mean loss of each tenth."""
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
+def trained() -> tuple[VJEPA2Model, list[float]]:
+    """Train the predictor for `STEPS` steps -> the model, and the mean loss of each tenth."""
+    torch.manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED)
     model = VJEPA2Model(config()).train()
     model.encoder.requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.predictor.parameters(), lr, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
+    optimizer = torch.optim.AdamW(model.predictor.parameters(), LR, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, STEPS)
     # a processor's normalisation, of many films at once
     mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
     films, losses = painted(held_out=False), list[float]()
-    for _ in range(steps):
+    for _ in range(STEPS):
         # any three frames in a row
         start = int(torch.randint(FRAMES - CONTEXT - TARGET + 1, (), generator=generator))
-        shown = clips(films, batch, generator)[:, start : start + CONTEXT + TARGET]
+        shown = clips(films, BATCH, generator)[:, start : start + CONTEXT + TARGET]
         loss = foresight_loss(model, (shown - mean) / std)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         losses.append(float(loss.detach()))
-    tenth = max(1, steps // 10)
+    tenth = STEPS // 10
     means = [sum(losses[i : i + tenth]) / tenth for i in range(0, tenth * 10, tenth)]
     return model.eval(), [round(mean, 4) for mean in means]
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
+from shapes_latent_preference import fit
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -44,9 +45,10 @@ from rewards.latent_preference import (
     save_judge,
 )
 
+ROUNDS, STEPS, BATCH = 14, 500, 48  # of drawing, of training, and pairs of a step
 SIGMA = 0.4  # at which estimates are shown, as the reward does
 GAP = 0.15  # of graded plus strict: below it two images are as good as each other
-LR, WARM, FALLS = 5e-4, 20, 0.5  # the rate, its first steps, and the share from which it falls
+LR = 5e-4
 TIES = 0.3  # share of a batch's pairs that end alike
 
 
@@ -126,10 +128,10 @@ def pairs_of(seen: Seen, first: int) -> Pairs:
     return Pairs(*(torch.cat(rows) for rows in found))
 
 
-def collect(source: Candidates, rounds: int) -> tuple[Seen, Pairs]:
+def collect(source: Candidates) -> tuple[Seen, Pairs]:
     """Draw candidates of some iterations and pair them."""
     parts, pairs, first = list[Seen](), list[Pairs](), 0
-    for k in range(rounds):
+    for k in range(ROUNDS):
         parts.append(source.draw(k))
         pairs.append(pairs_of(parts[-1], first))
         first += len(parts[-1].end)
@@ -161,15 +163,12 @@ def seen_by_judge(seen: Seen, places: Tensor, noise: Tensor) -> tuple[Tensor, Te
     return interpolate(x, noise, sigma), sigma
 
 
-def train(judge: LatentJudge, seen: Seen, pairs: Pairs, steps: int, batch: int) -> None:
-    """Train the head, and print the share of each hundred steps' unlike pairs judged right."""
-    optimizer = torch.optim.AdamW(judge.parameters(), lr=LR, weight_decay=0.01)
+def train(judge: LatentJudge, seen: Seen, pairs: Pairs) -> None:
+    """Train the head; of its pairs those that end alike tell nothing of what it judged right."""
     rng = torch.Generator().manual_seed(0)
-    right = shown = 0
-    for step in range(steps):
-        left = (1 - step / steps) / (1 - FALLS)
-        optimizer.param_groups[0]["lr"] = LR * min((step + 1) / WARM, left, 1.0)
-        both, wanted = pairs.batch(batch, rng)
+
+    def asked() -> tuple[Tensor, Tensor]:
+        both, wanted = pairs.batch(BATCH, rng)
         # both estimates of a pair get the same noise
         noise = torch.randn(seen.estimate[both[:, 0]].shape, generator=rng)
         one, other = (
@@ -180,15 +179,10 @@ def train(judge: LatentJudge, seen: Seen, pairs: Pairs, steps: int, batch: int) 
             )
             for places in both.T
         )
-        optimizer.zero_grad()
-        binary_cross_entropy_with_logits(one - other, wanted).backward()
-        torch.nn.utils.clip_grad_norm_(judge.parameters(), 1.0)
-        optimizer.step()
-        told = wanted == 1
-        right, shown = right + int((one > other)[told].sum()), shown + int(told.sum())
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            print(f"step {step + 1}: {right / shown:.3f} of {shown} pairs right", flush=True)
-            right = shown = 0
+        loss = binary_cross_entropy_with_logits(one - other, wanted)
+        return loss, (one > other)[wanted == 1]
+
+    fit(judge, STEPS, LR, asked)
 
 
 def main() -> None:
@@ -198,10 +192,7 @@ def main() -> None:
     )
     parser.add_argument("--start", type=Path, default=Path("data/shapes_latent"))
     parser.add_argument("--out", type=Path, default=Path("data/shapes_candidates"))
-    parser.add_argument("--rounds", type=int, default=14, help="of drawing (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=96, help="of a round")
-    parser.add_argument("--steps", type=int, default=500, help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=48, help="pairs of a step")
     parser.add_argument("--states", action="store_true", help="judge candidates, not estimates")
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -209,8 +200,8 @@ def main() -> None:
     judge = LatentJudge(load_transformer(str(resource("assets/shapes-sd3"))), **shape)
     judge.load_state_dict(load_file(given.start / WEIGHTS))
     source = Candidates("train", given.prompts, seed=7, states=given.states)
-    seen, pairs = collect(source, given.rounds)
-    train(judge, seen, pairs, given.steps, given.batch)
+    seen, pairs = collect(source)
+    train(judge, seen, pairs)
     save_judge(judge, shape, given.out)
     drm = f"shapes/drm rewards.latent.path={given.out} rewards.latent.estimates=false"
     drm += " rewards.latent.states=true"

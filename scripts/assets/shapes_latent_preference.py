@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +33,17 @@ from flowrl.training.trainer import Trainer
 from rewards.latent_preference import LatentJudge, fidelity, load_transformer, save_judge
 
 HIGHEST = 0.8  # noise level of training: above it little of an image is left
-LR, WARM, FALLS = 1e-3, 20, 0.5  # the rate, its first steps, and the share from which it falls
+IMAGES, OTHERS = 8, 16  # of each prompt, and prompts that are put to each image, too
+LR = 1e-3
+WARM, FALLS = 20, 0.5  # first steps of a rate, and the share of the steps from which it falls
 
 
 class Pool:
     """Images of the base model for every prompt of a list, and what the checker says of them."""
 
-    def __init__(self, name: str, images: int, *, seed: int) -> None:
+    def __init__(self, name: str, *, seed: int) -> None:
         other = {"train": "validation", "validation": "train"}[name]
-        options = [f"prompts.train=assets/shapes/{name}.jsonl", f"train.group={images}"]
+        options = [f"prompts.train=assets/shapes/{name}.jsonl", f"train.group={IMAGES}"]
         options += [f"prompts.test=assets/shapes/{other}.jsonl", f"seed={seed}"]
         run = Trainer(load_config("shapes/best_of_n", options))
         self.records, self.texts = run.train_set.records, run.train_set.texts
@@ -92,14 +95,14 @@ def sorted_images(pool: Pool, prompts: Tensor) -> Images:
 class Pairs:
     """Pairs of images of a pool, the right one first."""
 
-    def __init__(self, pool: Pool, others: int, draw: torch.Generator) -> None:
+    def __init__(self, pool: Pool, draw: torch.Generator) -> None:
         self.draw = draw
         self.own = sorted_images(pool, pool.own[None])
         # other prompts of the same task are put to each image
-        put = pool.own.repeat(others, 1)
+        put = pool.own.repeat(OTHERS, 1)
         for rows in pool.tasks:
             mine = torch.isin(pool.own, torch.tensor(rows))
-            count = (others, int(mine.sum()))
+            count = (OTHERS, int(mine.sum()))
             put[:, mine] = torch.tensor(rows)[torch.randint(len(rows), count, generator=draw)]
         self.others = sorted_images(pool, put)
         self.prompts = self.own.both(), self.others.both()
@@ -123,13 +126,31 @@ class Pairs:
         return better, worse, prompts
 
 
-def train(judge: LatentJudge, pool: Pool, pairs: Pairs, steps: int, batch: int) -> None:
-    """Train the head, and print the share of each hundred steps' pairs that were judged right."""
-    optimizer = torch.optim.AdamW(judge.parameters(), lr=LR, weight_decay=0.01)
+def fit(
+    judge: LatentJudge, steps: int, lr: float, asked: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
+    """Train the head, and print the share of each hundred steps' pairs that were judged right;
+    `asked` judges pairs and returns the loss, and of each that tells whether it was right."""
+    optimizer = torch.optim.AdamW(judge.parameters(), lr=lr, weight_decay=0.01)
     right = seen = 0
     for step in range(steps):
         left = (1 - step / steps) / (1 - FALLS)
-        optimizer.param_groups[0]["lr"] = LR * min((step + 1) / WARM, left, 1.0)
+        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / WARM, left, 1.0)
+        optimizer.zero_grad()
+        loss, told = asked()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(judge.parameters(), 1.0)
+        optimizer.step()
+        right, seen = right + int(told.sum()), seen + len(told)
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            print(f"step {step + 1}: {right / seen:.3f} of {seen} pairs right", flush=True)
+            right = seen = 0
+
+
+def train(judge: LatentJudge, pool: Pool, pairs: Pairs, steps: int, batch: int) -> None:
+    """Train the head on pairs of a pool."""
+
+    def asked() -> tuple[Tensor, Tensor]:
         better, worse, prompts = pairs.batch(batch)
         # both images of a pair get the same noise at the same level [B]
         sigma = HIGHEST * torch.rand(batch, generator=pairs.draw)
@@ -139,14 +160,9 @@ def train(judge: LatentJudge, pool: Pool, pairs: Pairs, steps: int, batch: int) 
             judge(interpolate(pool.x0[places], noise, sigma), sigma, **words)
             for places in (better, worse)
         )
-        optimizer.zero_grad()
-        fidelity(one - other, sigma).mean().backward()
-        torch.nn.utils.clip_grad_norm_(judge.parameters(), 1.0)
-        optimizer.step()
-        right, seen = right + int((one > other).sum()), seen + batch
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            print(f"step {step + 1}: {right / seen:.3f} of {seen} pairs right", flush=True)
-            right = seen = 0
+        return fidelity(one - other, sigma).mean(), one > other
+
+    fit(judge, steps, LR, asked)
 
 
 def main() -> None:
@@ -157,14 +173,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("data/shapes_latent"))
     parser.add_argument("--steps", type=int, default=800, help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="pairs of a step")
-    parser.add_argument("--images", type=int, default=8, help="of each prompt")
-    parser.add_argument("--others", type=int, default=16, help="prompts put to each image, too")
     given = parser.parse_args()
     torch.manual_seed(0)
     shape: dict[str, Any] = {"taps": [2, 4, 5], "width": 128, "queries": 4}
     judge = LatentJudge(load_transformer(str(resource("assets/shapes-sd3"))), **shape)
-    pool = Pool("train", given.images, seed=0)
-    pairs = Pairs(pool, given.others, torch.Generator().manual_seed(0))
+    pool = Pool("train", seed=0)
+    pairs = Pairs(pool, torch.Generator().manual_seed(0))
     train(judge, pool, pairs, given.steps, given.batch)
     save_judge(judge, shape, given.out)
     print(f"{given.out}; now flowrl train shapes/dina_lrm")

@@ -1,6 +1,6 @@
 """Train a small step-aware preference model on shapes, for shapes/spo.
 
-    python scripts/assets/shapes_step_aware.py --out data/shapes_step_aware
+    python scripts/assets/shapes_step_aware.py   # writes data/shapes_step_aware
 
 A CLIP of a few layers is made from scratch, since its words are few, and learns in two parts. First
 it learns to read: of two rendered scenes, one true to a prompt and one to another of the same task,
@@ -13,7 +13,6 @@ rendered pairs is estimated likewise.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -37,32 +36,36 @@ from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards.step_aware import WEIGHTS, StepClip
 
+OUT = Path("data/shapes_step_aware")
 SIZE, WORDS = 64, 32
+WIDTH, LAYERS, LR = 64, 4, 1e-3  # of each tower
+SCENES, ROUNDS = 600, 200  # steps on rendered scenes, and on the model's own images
+PROMPTS, IMAGES, LEVELS = 32, 4, 3  # of a round; noise levels of each own pair
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
-def make(width: int, layers: int, tokens: CLIPTokenizer) -> StepClip:
-    """Make an untrained model: `layers` layers of `width` in each tower."""
+def make(tokens: CLIPTokenizer) -> StepClip:
+    """Make an untrained model."""
     end = {"eos_token_id": tokens.eos_token_id, "bos_token_id": tokens.bos_token_id}
     both = {
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": layers,
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
-        "projection_dim": width,
+        "projection_dim": WIDTH,
     }
     text = {**both, **end, "vocab_size": len(tokens), "max_position_embeddings": WORDS}
     seen = {**both, "image_size": SIZE, "patch_size": 8}
     return StepClip(
-        CLIPModel(CLIPConfig(text_config=text, vision_config=seen, projection_dim=width))
+        CLIPModel(CLIPConfig(text_config=text, vision_config=seen, projection_dim=WIDTH))
     )
 
 
 class Pairs:
     """Pairs of images of the base model, the better one first."""
 
-    def __init__(self, prompts: int, images: int, seed: int = 0) -> None:
-        options = [f"train.prompts={prompts}", f"train.group={images}", f"seed={seed}"]
+    def __init__(self) -> None:
+        options = [f"train.prompts={PROMPTS}", f"train.group={IMAGES}", "seed=0"]
         self.trainer = Trainer(load_config("shapes/best_of_n", options))
         records = self.trainer.train_set.records
         # the prompts of each task, tasks by name
@@ -147,9 +150,9 @@ def prepared(images: Tensor) -> Tensor:
 class Learner:
     """The model, its optimizer, and how many of the last pairs it picked rightly."""
 
-    def __init__(self, model: StepClip, tokens: CLIPTokenizer, lr: float) -> None:
-        self.model, self.tokens, self.lr = model, tokens, lr
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.1)
+    def __init__(self, model: StepClip, tokens: CLIPTokenizer) -> None:
+        self.model, self.tokens = model, tokens
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.1)
         self.right, self.seen, self.steps = 0.0, 0, 0
 
     def fit(self, good: Tensor, bad: Tensor, sigma: Tensor, texts: list[str]) -> None:
@@ -165,7 +168,7 @@ class Learner:
         )
         # the rate warms up in 50 steps
         self.steps += 1
-        self.optimizer.param_groups[0]["lr"] = self.lr * min(1.0, self.steps / 50)
+        self.optimizer.param_groups[0]["lr"] = LR * min(1.0, self.steps / 50)
         self.optimizer.zero_grad()
         (-logsigmoid(better - worse)).mean().backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -181,39 +184,28 @@ class Learner:
 
 def main() -> None:
     """Train, and write the folder that reward `step_aware` takes as its path."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("data/shapes_step_aware"))
-    parser.add_argument("--scenes", type=int, default=600, help="steps on rendered scenes")
-    parser.add_argument("--rounds", type=int, default=200, help="steps on the model's own images")
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--images", type=int, default=4)
-    parser.add_argument("--levels", type=int, default=3, help="noise levels of each own pair")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    given = parser.parse_args()
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    pairs = Pairs(given.prompts, given.images)
+    pairs = Pairs()
     tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
-    learner = Learner(make(given.width, given.layers, tokens), tokens, given.lr)
-    for k in range(given.scenes):
+    learner = Learner(make(tokens), tokens)
+    for k in range(SCENES):
         learner.fit(*pairs.rendered(64, 0.25, rng))
-        if (k + 1) % 50 == 0 or k + 1 == given.scenes:
+        if (k + 1) % 50 == 0 or k + 1 == SCENES:
             learner.say(f"scenes {k + 1}")
-    for k in range(given.rounds):
+    for k in range(ROUNDS):
         good, bad, texts = pairs.draw(k)
         if not texts:
             continue
         # each pair at several noise levels
-        texts = texts * given.levels
-        good, bad = torch.cat([good] * given.levels), torch.cat([bad] * given.levels)
+        texts = texts * LEVELS
+        good, bad = torch.cat([good] * LEVELS), torch.cat([bad] * LEVELS)
         sigma = torch.rand(len(texts))
         learner.fit(*pairs.estimates(good, bad, sigma, texts), sigma, texts)
-        if (k + 1) % 20 == 0 or k + 1 == given.rounds:
+        if (k + 1) % 20 == 0 or k + 1 == ROUNDS:
             learner.say(f"round {k + 1}")
-    save(learner.model, tokens, given.out)
-    print(f"{given.out}; now flowrl train shapes/spo")
+    save(learner.model, tokens, OUT)
+    print(f"{OUT}; now flowrl train shapes/spo")
 
 
 def save(model: StepClip, tokens: CLIPTokenizer, folder: Path) -> None:

@@ -3,7 +3,7 @@ verdicts about images of the base model, and from nothing else.
 
     python scripts/assets/shapes_verdicts.py
 
-Each head sees `--images` images of the embedded base model, of training prompts that the other does
+Each head sees `IMAGES` images of the embedded base model, of training prompts that the other does
 not see, and the checker's verdict on each: reward `verdict_head`, `head` and `second`. What it says
 of other images of the base model, on the validation prompts, is written to verdicts.json beside
 them: how often the checker calls an image right, the area under the ROC curve and the correlation
@@ -12,7 +12,6 @@ with its verdicts, and how the two heads agree. Seeded; two minutes on one core.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,21 +36,12 @@ from rewards.verdict_head import features, save_head
 
 HEADS = ("head", "second")
 DINO = "assets/shapes-dino"
+OUT = Path("assets/shapes-verdicts")
+IMAGES, HIDDEN, EPOCHS, LR, SEED = 240, 32, 200, 3e-3, 0  # images: that each head learns from
 
 
 def main() -> None:
     """Train both, measure, write."""
-    # the command line
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("assets/shapes-verdicts"))
-    parser.add_argument("--images", type=int, default=240, help="that each head learns from")
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
     torch.set_num_threads(1)
     quiet_libraries()
     # the base model, and who looks at its images
@@ -60,22 +50,22 @@ def main() -> None:
     backbone = Backbone(DINO, size=None, **kind)  # type: ignore[arg-type]
     records = load_prompts("assets/shapes/train.jsonl").records
     # each head learns from prompts of its own
-    order = np.random.default_rng(given.seed).permutation(len(records))
+    order = np.random.default_rng(SEED).permutation(len(records))
     heads = []
     for place, name in enumerate(HEADS):
-        mine = [records[i] for i in order[place :: len(HEADS)][: given.images]]
-        each = math.ceil(given.images / len(mine))
-        shown, right = judged(model, backbone, mine, each, given.seed + place)
-        head = make_head(shown.shape[1], given.hidden, given.seed + place)
-        learn(head, shown[: given.images], right[: given.images], given.epochs, given.lr)
-        save_head(head, given.out / name)
+        mine = [records[i] for i in order[place :: len(HEADS)][:IMAGES]]
+        each = math.ceil(IMAGES / len(mine))
+        shown, right = judged(model, backbone, mine, each, SEED + place)
+        head = make_head(shown.shape[1], HIDDEN, SEED + place)
+        learn(head, shown[:IMAGES], right[:IMAGES])
+        save_head(head, OUT / name)
         heads.append(head.eval())
     # what they say of other images
     other = load_prompts("assets/shapes/validation.jsonl").records
-    shown, right = judged(model, backbone, other, 16, given.seed + len(HEADS))
-    settings = {key: value for key, value in vars(given).items() if key != "out"}
+    shown, right = judged(model, backbone, other, 16, SEED + len(HEADS))
+    settings = {"images": IMAGES, "hidden": HIDDEN, "epochs": EPOCHS, "lr": LR, "seed": SEED}
     found = {**settings, **measured(heads, shown, right)}
-    write_json(given.out / "verdicts.json", found)
+    write_json(OUT / "verdicts.json", found)
     print(found)
 
 
@@ -98,10 +88,10 @@ def judged(
     return torch.cat(shown), torch.cat(right)
 
 
-def learn(head: nn.Module, shown: Tensor, right: Tensor, epochs: int, lr: float) -> None:
+def learn(head: nn.Module, shown: Tensor, right: Tensor) -> None:
     """Fit a head to verdicts [N] about what it is shown [N, F]: Adam, all at once."""
-    optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=1e-2)
-    for _ in range(epochs):
+    optimizer = torch.optim.AdamW(head.parameters(), LR, weight_decay=1e-2)
+    for _ in range(EPOCHS):
         loss = binary_cross_entropy_with_logits(head(shown).squeeze(-1), right)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -9,12 +9,11 @@ must find each other in the batch by CLS. Each patch token, also of a hidden pat
 pixels of its patch. Same seed, same weights on the same machine; about ten minutes on one free
 core. Needs torch >= 2.9 for the Muon optimizer.
 
-    python scripts/assets/train_shapes_dino.py --out assets/shapes-dino
+    python scripts/assets/train_shapes_dino.py
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +28,9 @@ from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import Record, base_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, render
 
-PATCH = 8
+OUT = Path("assets/shapes-dino")
+STEPS, BATCH, LR, SEED = 1500, 64, 1e-2, 0  # a batch's scenes are each seen twice
+PATCH, WIDTH, LAYERS = 8, 96, 3
 TEMPERATURE = 0.2
 # ImageNet's, as the rewards use
 MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
@@ -111,19 +112,19 @@ def hide(number: int, noise: torch.Generator) -> Tensor:
 class Learner(nn.Module):
     """The network with its linear heads, which are thrown away after training."""
 
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         config = Dinov2Config(
             image_size=SIZE,
             patch_size=PATCH,
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 32,
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=WIDTH // 32,
             mlp_ratio=4,
         )
         self.network = Dinov2Model(config)
-        self.to_pixels, self.to_code = nn.Linear(width, 3 * PATCH * PATCH), nn.Linear(width, 64)
-        self.to_kind, self.to_flag = nn.Linear(width, len(DAMAGES)), nn.Linear(width, 1)
+        self.to_pixels, self.to_code = nn.Linear(WIDTH, 3 * PATCH * PATCH), nn.Linear(WIDTH, 64)
+        self.to_kind, self.to_flag = nn.Linear(WIDTH, len(DAMAGES)), nn.Linear(WIDTH, 1)
 
     def forward(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return CLS [B, D] and patch tokens [B, 64, D]."""
@@ -170,47 +171,50 @@ def losses(model: Learner, images: Tensor, noise: torch.Generator) -> dict[str, 
     }
 
 
-def train(model: Learner, args: argparse.Namespace) -> None:
-    """Train for `--steps` batches of fresh scenes: Muon for the layers' matrices, AdamW for the
+def train(model: Learner) -> None:
+    """Train for `STEPS` batches of fresh scenes: Muon for the layers' matrices, AdamW for the
     rest."""
     named = dict(model.named_parameters())
     inner = [name for name, p in named.items() if p.ndim == 2 and ".encoder." in name]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Muon(
-            [named[k] for k in inner], lr=args.lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            [named[k] for k in inner], lr=LR, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
         ),
         torch.optim.AdamW(
-            [p for k, p in named.items() if k not in inner], lr=args.lr / 10, weight_decay=0.05
+            [p for k, p in named.items() if k not in inner], lr=LR / 10, weight_decay=0.05
         ),
     ]
     records = base_records()
-    for step in range(args.steps):
-        factor = min(1, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        noise = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
-        parts = losses(model, draw_scenes(records, args.batch, args.seed, 1, step).images, noise)
+    for step in range(STEPS):
+        factor = min(1, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+        noise = torch.Generator().manual_seed(SEED * 1_000_003 + step)
+        parts = losses(model, draw_scenes(records, BATCH, SEED, 1, step).images, noise)
         torch.stack(list(parts.values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, rate in zip(optimizers, (args.lr, args.lr / 10), strict=True):
+        for optimizer, rate in zip(optimizers, (LR, LR / 10), strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.step()
             optimizer.zero_grad()
-        if step % 50 == 49 or step == args.steps - 1:
+        if step % 50 == 49 or step == STEPS - 1:
             print(
                 f"step={step + 1} " + " ".join(f"{k}={v:.4f}" for k, v in parts.items()), flush=True
             )
 
 
 @torch.no_grad()
-def measure(model: Learner, args: argparse.Namespace) -> dict[str, float]:
-    """Measure on fresh scenes how much the features say: see the table of the card."""
+def measure(
+    model: Learner, fit: int = 4000, probe: int = 1000, seed: int = SEED
+) -> dict[str, float]:
+    """Measure on fresh scenes, `fit` for the least squares and `probe` to look at, how much the
+    features say: see the table of the card."""
     # least squares from CLS to what is on a scene: fitted on one set, read on another
     sets = (
-        draw_scenes(base_records(), args.fit, args.seed, 2),
-        draw_scenes(benchmark_lists().test, args.probe, args.seed, 3),
+        draw_scenes(base_records(), fit, seed, 2),
+        draw_scenes(benchmark_lists().test, probe, seed, 3),
     )
     inputs, kinds = [], []
     for number, scenes in enumerate(sets):
-        noise = torch.Generator().manual_seed(args.seed * 1_000_003 - 1 - number)
+        noise = torch.Generator().manual_seed(seed * 1_000_003 - 1 - number)
         kind = torch.randint(1, len(DAMAGES), (len(scenes.images),), generator=noise)
         kinds.append(torch.where(torch.rand(len(kind), generator=noise) < 0.5, 0, kind))
         inputs.append(
@@ -229,7 +233,7 @@ def measure(model: Learner, args: argparse.Namespace) -> dict[str, float]:
     ]
     number, colors, classes = said[0].split([4, len(COLORS), len(CLASSES)], dim=1)
     test = sets[1]
-    hidden = hide(args.probe, torch.Generator().manual_seed(args.seed))
+    hidden = hide(probe, torch.Generator().manual_seed(seed))
     pixels = patches_of(normalise(test.images))[hidden]
     wrong = model.to_pixels(model(normalise(test.images), hidden)[1][hidden]) - pixels
     return {
@@ -255,26 +259,11 @@ def read_cls(model: Learner, images: Tensor) -> Tensor:
 
 def main() -> None:
     """Train the network and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch", type=int, default=64, help="scenes; each is seen twice")
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=1e-2)
-    parser.add_argument(
-        "--fit", type=int, default=4000, help="scenes that the least squares are fitted on"
-    )
-    parser.add_argument("--probe", type=int, default=1000, help="scenes that are measured")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
-    model = Learner(args.width, args.layers)
-    train(model, args)
-    model.network.save_pretrained(args.out, safe_serialization=True)
-    print(measure(model, args))
+    torch.manual_seed(SEED)
+    model = Learner()
+    train(model)
+    model.network.save_pretrained(OUT, safe_serialization=True)
+    print(measure(model))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """Count the rooms of the source, their files, floors and arrows.
 
-    python scripts/results/rooms.py              # print the figures
-    python scripts/results/rooms.py --root DIR   # of another checkout
-
 A room is what lies directly under flowrl/ (a folder, or a file that stands alone), and rewards/ as
 a whole; flowrl/__init__.py and flowrl/__main__.py are doors and not counted. An arrow goes from
 room to room where one imports the other, also inside a function. A room's floor is one above the
@@ -12,19 +9,18 @@ docs/architecture.md, and that of the parts of the training loop.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 from collections.abc import Callable, Iterator
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+from figures import between
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-MARK, END = "<!-- rooms: table -->", "<!-- rooms: end -->"
 DOORS = ("flowrl", "flowrl.__main__")
-PARTS_MARK, PARTS_END = "<!-- parts: table -->", "<!-- parts: end -->"
 
 
 class Room(NamedTuple):
@@ -138,30 +134,11 @@ def _part(node: ast.ClassDef) -> tuple[str, str, str] | None:
 
 def filled(text: str, found: list[Room]) -> str:
     """Put the tables between the marks of the page."""
-    for mark, end, rows in ((MARK, END, table(found)), (PARTS_MARK, PARTS_END, parts_table())):
-        head, there, rest = text.partition(mark)
-        tail = rest.partition(end)[2]
-        text = f"{head}{mark}\n\n{rows}\n\n{end}{tail}" if there else text
-    return text
+    text = between(text, "rooms: table", "rooms: end", [table(found)])
+    return between(text, "parts: table", "parts: end", [parts_table()])
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """Return what fills the page."""
     found = rooms()
     return [(PAGE, lambda text: filled(text, found))]
-
-
-def main() -> None:
-    """Print the figures of a checkout."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--root", type=Path, default=ROOT, help="of the checkout")
-    try:
-        print(table(rooms(parser.parse_args().root)))
-    except CycleError as error:
-        print(f"rooms import in a circle: {' -> '.join(error.args[1])}")
-
-
-if __name__ == "__main__":
-    main()

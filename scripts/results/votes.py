@@ -21,7 +21,6 @@ import json
 import random
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,16 +141,12 @@ def config_of(row: str, folder: Path) -> Config:
     return load_config(name, [*SETTINGS, rewards, f"train.iterations={iterations}"])
 
 
-def train(only: Sequence[str], seeds: Sequence[int], minutes: float) -> None:
-    """Train what the file has not, all rows with one seed before the next, until the time is
-    over."""
-    end = time.monotonic() + 60 * minutes
+def train(seeds: Sequence[int]) -> None:
+    """Train what the file has not, all rows with one seed before the next."""
     where = environment()  # before the file itself changes the tree
     _base()
     for seed in seeds:
-        for row in only or ROWS:
-            if time.monotonic() > end:
-                return
+        for row in ROWS:
             if str(seed) not in _read()["rows"].get(row, {}):
                 print(f"== {row}, seed {seed}", flush=True)
                 kept = _run(row, seed)
@@ -265,11 +260,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", choices=ROWS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, choices=SEEDS)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
-    args = parser.parse_args()
-    train(args.only, args.seeds, args.minutes)
+    train(parser.parse_args().seeds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +136,9 @@ def test_damage_damages() -> None:
 def test_the_shapes_network_is_as_its_card_says() -> None:
     # the script's own measure on fewer scenes; the bounds are the card's figures less four standard
     # errors of 200
-    model = TRAINING.Learner(96, 3)
+    model = TRAINING.Learner()
     model.network = Dinov2Model.from_pretrained(ROOT / "assets" / "shapes-dino").eval()
-    found = TRAINING.measure(model, Namespace(fit=1000, probe=200, seed=1))
+    found = TRAINING.measure(model, fit=1000, probe=200, seed=1)
     for name, said in {"damage": 0.945, "count": 0.844, "colors": 0.986, "classes": 0.549}.items():
         assert f"{said:.3f}" in (ROOT / "assets" / "shapes-dino" / "README.md").read_text()
         assert found[name] > said - 4 * math.sqrt(said * (1 - said) / 200), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -71,10 +70,13 @@ Network = TypeVar("Network", bound=nn.Module)
 
 class Averaged(Generic[Network]):
     """A network that is trained from nothing by two optimizers on one schedule, and its average
-    over steps; of `args` it needs lr, steps and ema."""
+    over steps."""
 
-    def __init__(self, args: argparse.Namespace, network: Network, warmup: int = 100) -> None:
-        self.args, self.network, self.warmup = args, network, warmup
+    def __init__(
+        self, network: Network, lr: float, steps: int, ema: float, warmup: int = 100
+    ) -> None:
+        self.network, self.warmup = network, warmup
+        self.lr, self.steps, self.ema = lr, steps, ema
         self.average = copy.deepcopy(network).requires_grad_(False).eval()
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
@@ -82,8 +84,8 @@ class Averaged(Generic[Network]):
             hidden = "transformer_blocks" in name and "norm" not in name and p.ndim == 2
             (matrices if hidden else rest).append(p)
         self.optimizers = (
-            Muon(matrices, lr=args.lr, weight_decay=0.01),
-            torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
+            Muon(matrices, lr=lr, weight_decay=0.01),
+            torch.optim.AdamW(rest, lr=lr, weight_decay=0.0, betas=(0.9, 0.98)),
         )
 
     def descend(self, loss: Tensor, step: int) -> float:
@@ -94,10 +96,10 @@ class Averaged(Generic[Network]):
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         # Muon for the matrices of attention blocks, AdamW for the rest, by one schedule
         for optimizer in self.optimizers:
-            set_lr(optimizer, self.args.lr * warm_cosine(step, self.args.steps, self.warmup))
+            set_lr(optimizer, self.lr * warm_cosine(step, self.steps, self.warmup))
             optimizer.step()
         # averaged weights: short memory at first, long later
-        decay = min(self.args.ema, (1 + step) / (10 + step))
+        decay = min(self.ema, (1 + step) / (10 + step))
         with torch.no_grad():
             ours: list[Tensor] = [*self.average.parameters()]
             theirs: list[Tensor] = [*self.network.parameters()]

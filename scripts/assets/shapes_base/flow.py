@@ -96,7 +96,7 @@ def train_flow(args: argparse.Namespace) -> None:
     tokenizer = build_tokenizer(args.out / "tokenizer")
     batches = Batches(args.out, tokenizer)
     network = Network(args, TextStack(tokenizer, args.text_width, args.text_layers))
-    training = Averaged(args, network.to(args.device), warmup=200)
+    training = Averaged(network.to(args.device), args.lr, args.steps, args.ema, warmup=200)
     log, began, running = Log(args.out / "flow_log.jsonl"), time.time(), [0.0, 0.0]
     for block in network.model.transformer_blocks:
         block.compile()

@@ -11,7 +11,6 @@ there the loss and how the validation edits are judged. Seeded, on one core.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -33,6 +32,11 @@ from flowrl.models.adapter import unpack
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from common import Averaged, Log  # noqa: E402
 
+OUT = Path("assets/shapes-kontext")
+SIZES = 128, 2, 4  # width; blocks with weights of their own for the text, and the others
+STEPS, UNTIL = 6000, 3000  # of the schedule, and those that are taken
+BATCH, LR, EMA, SEED, EVERY = 64, 3e-3, 0.995, 0, 250
+COUNT, FRESH = 10000, 1500  # edits that are drawn at a time; steps after which they are drawn anew
 VAE, VALIDATION = "assets/shapes-sd3/vae", "assets/shapes-edits/validation.jsonl"
 SEEDS = 10**6  # pools begin here; the lists' seeds are far below
 EULER = 10  # steps of the images that are judged
@@ -42,9 +46,9 @@ IMAGES = 2  # of each validation edit
 class Pool:
     """Edits as latents and words, drawn from a seed."""
 
-    def __init__(self, network: Network, vae: AutoencoderKL, count: int, seed: int) -> None:
+    def __init__(self, network: Network, vae: AutoencoderKL, seed: int) -> None:
         rng = np.random.default_rng(SEEDS + seed)
-        edits = draw_edits(rng, rng.integers(0, len(KINDS), count))
+        edits = draw_edits(rng, rng.integers(0, len(KINDS), COUNT))
         self.source = tokens_of(vae, render(edits.before))
         self.target = tokens_of(vae, render(edits.after))
         self.ids = network.read([record["prompt"] for record in edits.records])
@@ -84,9 +88,9 @@ class Student(Averaged[Network]):
     def step(self, pool: Pool, step: int) -> float:
         """Take one step -> the loss."""
         # a batch of the pool, noised: tokens [B, N, C], one noise level for each
-        args, rng = self.args, torch.Generator().manual_seed(self.args.seed * 1_000_003 + step)
-        rows = torch.randint(0, args.pool, (args.batch,), generator=rng)
-        x0, sigma = pool.target[rows], _sigma(args.batch, rng)
+        rng = torch.Generator().manual_seed(SEED * 1_000_003 + step)
+        rows = torch.randint(0, COUNT, (BATCH,), generator=rng)
+        x0, sigma = pool.target[rows], _sigma(BATCH, rng)
         noise = torch.randn(x0.shape, generator=rng)
         x = interpolate(x0, noise, sigma)
         # the source goes in beside the noised target, as in FLUX.1 Kontext
@@ -103,56 +107,31 @@ def _sigma(count: int, rng: torch.Generator) -> Tensor:
     return torch.where(torch.rand(count, generator=rng) < 0.5, middle, even)
 
 
-def train(args: argparse.Namespace) -> None:
-    """Train for `--until` steps of a schedule of `--steps`, and write the pipeline's folder."""
+def main() -> None:
+    """Train for `UNTIL` steps of a schedule of `STEPS`, and write the pipeline's folder."""
     # repeatable on one core
-    torch.manual_seed(args.seed)
+    torch.manual_seed(SEED)
     torch.set_num_threads(1)
     F.scaled_dot_product_attention = attention  # type: ignore[assignment]
     vae = AutoencoderKL.from_pretrained(VAE).eval()
-    student = Student(args, Network(args.width, args.double, args.single))
+    student = Student(Network(*SIZES), LR, STEPS, EMA)
     validation = Validation(student.network, vae)
     print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    log = Log(args.out / "training.jsonl")
+    OUT.mkdir(parents=True, exist_ok=True)
+    log = Log(OUT / "training.jsonl")
     losses: list[float] = []
-    for step in range(args.until):
+    for step in range(UNTIL):
         # a new pool now and then, so that edits are not learned by heart
-        if step % args.fresh == 0:
-            pool = Pool(student.network, vae, args.pool, args.seed * 1000 + step // args.fresh)
+        if step % FRESH == 0:
+            pool = Pool(student.network, vae, SEED * 1000 + step // FRESH)
         losses.append(student.step(pool, step))
         # judge the averaged weights, and write them
-        if (step + 1) % args.every == 0 or step + 1 == args.until:
-            mean = round(float(np.mean(losses[-args.every :])), 5)
+        if (step + 1) % EVERY == 0 or step + 1 == UNTIL:
+            mean = round(float(np.mean(losses[-EVERY:])), 5)
             minutes = round(time.process_time() / 60, 2)
             found = validation.judge(student.average)
             log(step=step + 1, loss=mean, **found, minutes=minutes)
-            write(student.average, vae, args.out)
-
-
-def main() -> None:
-    """Read the options and train."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    # where to, and how long
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("assets/shapes-kontext"))
-    add("--steps", type=int, default=6000, help="of the schedule")
-    add("--until", type=int, default=3000, help="steps that are taken")
-    # the network
-    add("--width", type=int, default=128)
-    add("--double", type=int, default=2, help="blocks with weights of their own for the text")
-    add("--single", type=int, default=4)
-    # the training
-    add("--batch", type=int, default=64)
-    add("--lr", type=float, default=3e-3)
-    add("--ema", type=float, default=0.995)
-    add("--pool", type=int, default=10000, help="edits that are drawn at a time")
-    add("--fresh", type=int, default=1500, help="steps after which a new pool is drawn")
-    add("--every", type=int, default=250)
-    add("--seed", type=int, default=0)
-    train(parser.parse_args())
+            write(student.average, vae, OUT)
 
 
 if __name__ == "__main__":

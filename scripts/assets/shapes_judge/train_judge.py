@@ -10,9 +10,7 @@ judge.json beside it, how often the judge is right about fresh scenes. Seeded; m
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +21,8 @@ from torch import Tensor, nn
 from flowrl.core.files import replacing, write_json
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, Scenes, coverage, layout
 
+STEPS, BATCH, LR, SEED = 3000, 48, 5e-3, 0
+TEST = 1000  # fresh scenes to measure on
 COUNTS = (0.04, 0.24, 0.38, 0.17, 0.14, 0.02, 0.01)
 """Chances of no object, one object, and so on up to six."""
 
@@ -32,29 +32,17 @@ _RGB = np.array(list(COLORS.values()), np.float32) / 255
 
 def main() -> None:
     """Train, measure, write."""
-    # the command line
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=WEIGHTS)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--lr", type=float, default=5e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--test", type=int, default=1000, help="fresh scenes to measure on")
-    args = parser.parse_args()
     torch.set_num_threads(1)
     # the judge, and how often it is right
     began = time.process_time()
-    judge = train(args.steps, args.batch, args.lr, args.seed)
+    judge = train(STEPS, BATCH, LR, SEED)
     seconds = time.process_time() - began
-    found = measure(judge, args.test, args.seed)
+    found = measure(judge, TEST, SEED)
     # files
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(args.out) as draft:
+    with replacing(WEIGHTS) as draft:
         save_file(judge.state_dict(), draft)
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    write_json(args.out.with_name("judge.json"), {**settings, "seconds": seconds, **found})
+    settings = {"steps": STEPS, "batch": BATCH, "lr": LR, "seed": SEED, "test": TEST}
+    write_json(WEIGHTS.with_name("judge.json"), {**settings, "seconds": seconds, **found})
     print(found)
 
 

@@ -37,6 +37,11 @@ from common import CHANNELS, GRID, Averaged, Log  # noqa: E402
 from scenes import Batches  # noqa: E402
 
 SNR = 5.0  # above it a step's weight falls
+SIZES = [64, 96], [1, 2]  # channels and attention blocks of each resolution
+STEPS, BATCH, LR, EMA, SEED = 4000, 64, 2e-3, 0.998, 0
+PROMPTS, UNTOLD = 0.5, 0.1  # shares: of prompts among captions, of images without a caption
+EVERY, IMAGES, GUIDANCE = 1000, 40, (1.0, 3.0)  # of a validation; images of each task
+OUT = Path("assets/shapes-sdxl")
 
 
 class Batch(NamedTuple):
@@ -65,11 +70,11 @@ class Student(Averaged[Unet]):
         return self.descend(loss, step)
 
 
-def draw(batches: Batches, args: argparse.Namespace, offset: float, step: int) -> Batch:
+def draw(batches: Batches, offset: float, step: int) -> Batch:
     """Draw the batch of a step; it depends on seed and step alone."""
-    n, rng = args.batch // 2, torch.Generator().manual_seed(args.seed * 1_000_003 + step)
-    rows, slots = batches.draw(n, args.prompts, rng)
-    untold = torch.rand(n, generator=rng) < args.dropout
+    n, rng = BATCH // 2, torch.Generator().manual_seed(SEED * 1_000_003 + step)
+    rows, slots = batches.draw(n, PROMPTS, rng)
+    untold = torch.rand(n, generator=rng) < UNTOLD
     t = torch.randint(0, 1000, (n,), generator=rng)
     noise = torch.randn(n, CHANNELS, GRID, GRID, generator=rng)
     return Batch(
@@ -84,8 +89,8 @@ def draw(batches: Batches, args: argparse.Namespace, offset: float, step: int) -
 class Validation:
     """Validation prompts, and how many of their images are right."""
 
-    def __init__(self, text: Text, vae: Any, images: int) -> None:
-        self.records = [r for task in TASKS for r in validation_records(task, images)]
+    def __init__(self, text: Text, vae: Any) -> None:
+        self.records = [r for task in TASKS for r in validation_records(task, IMAGES)]
         ids = text.ids([record["prompt"] for record in self.records])
         none = torch.zeros(len(ids), dtype=torch.bool)
         self.told, self.untold = text.encode(ids, none), text.encode(ids, ~none)
@@ -104,60 +109,43 @@ class Validation:
         return {name: round(share, 4) for name, share in found.items()}
 
 
-def train(args: argparse.Namespace) -> None:
-    """Train for `--steps`, and write the pipeline's folder."""
-    torch.manual_seed(args.seed)
+def train(scenes: Path) -> None:
+    """Train, and write the pipeline's folder."""
+    torch.manual_seed(SEED)
     torch.set_num_threads(1)
     text, vae = Text(), Unet.autoencoder()
     tokenizer = CLIPTokenizer.from_pretrained(f"{BASE}/tokenizer")
-    batches = Batches(args.scenes, tokenizer)
-    student = Student(args, Unet(args.channels, args.layers))
-    validation = Validation(text, vae, args.eval_images)
+    batches = Batches(scenes, tokenizer)
+    student = Student(Unet(*SIZES), LR, STEPS, EMA)
+    validation = Validation(text, vae)
     print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    log = Log(args.out / "training.jsonl")
+    OUT.mkdir(parents=True, exist_ok=True)
+    log = Log(OUT / "training.jsonl")
     losses: list[float] = []
     began = time.time()
-    for step in range(args.steps):
+    for step in range(STEPS):
         # an SDXL shifts no latents: what the autoencoder's shift took off is put back
-        losses.append(student.step(draw(batches, args, text.offset, step), text, step))
+        losses.append(student.step(draw(batches, text.offset, step), text, step))
         if (step + 1) % 100 == 0:
             print(step + 1, float(np.mean(losses[-100:])), int(time.time() - began), flush=True)
         # judge the averaged weights, and write them
-        if (step + 1) % args.every == 0 or step + 1 == args.steps:
+        if (step + 1) % EVERY == 0 or step + 1 == STEPS:
             minutes = round(time.process_time() / 60, 2)
-            row: dict[str, Any] = {"loss": round(float(np.mean(losses[-args.every :])), 5)}
-            for guidance in args.eval_guidance:
+            row: dict[str, Any] = {"loss": round(float(np.mean(losses[-EVERY:])), 5)}
+            for guidance in GUIDANCE:
                 row[f"right, guidance {guidance}"] = validation.judge(student.average, guidance)
             log(step=step + 1, **row, minutes=minutes)
-            write(student.average, vae, args.out)
+            write(student.average, vae, OUT)
 
 
 def main() -> None:
-    """Read the options and train."""
+    """Train on the folder in which the stage `scenes` wrote."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    # where from and where to
-    add = parser.add_argument
-    add("--scenes", type=Path, required=True, help="folder in which the stage `scenes` wrote")
-    add("--out", type=Path, default=Path("assets/shapes-sdxl"))
-    # the network
-    add("--channels", type=int, nargs="+", default=[64, 96], help="of each resolution")
-    add("--layers", type=int, nargs="+", default=[1, 2], help="attention blocks of each")
-    # the training
-    add("--steps", type=int, default=4000)
-    add("--batch", type=int, default=64)
-    add("--lr", type=float, default=2e-3)
-    add("--ema", type=float, default=0.998)
-    add("--prompts", type=float, default=0.5, help="share of prompts among captions")
-    add("--dropout", type=float, default=0.1, help="share without a caption")
-    add("--every", type=int, default=1000)
-    add("--eval-images", type=int, default=40, help="of each task")
-    add("--eval-guidance", type=float, nargs="*", default=[1.0, 3.0])
-    add("--seed", type=int, default=0)
+    parser.add_argument("--scenes", type=Path, required=True)
     with quiet(), without_bars():
-        train(parser.parse_args())
+        train(parser.parse_args().scenes)
 
 
 if __name__ == "__main__":

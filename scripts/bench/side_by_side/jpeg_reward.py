@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from flow_factory.rewards.abc import PointwiseRewardModel, RewardModelOutput
-from jpeg import kilobytes
 from PIL import Image
+
+
+def kilobytes(image: Image.Image) -> float:
+    """Return the size of an image as JPEG."""
+    file = io.BytesIO()
+    image.save(file, format="JPEG", quality=95)
+    return file.tell() / 1000
 
 
 class JpegReward(PointwiseRewardModel):  # type: ignore[misc]

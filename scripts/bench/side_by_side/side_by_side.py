@@ -42,7 +42,6 @@ from watch import PHASES
 from flowrl.core.errors import FlowRLError, RunError
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
-from flowrl.core.tables import text_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -156,29 +155,6 @@ def commit(folder: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-def table(result: dict[str, Any]) -> str:
-    """Say the figures in words."""
-    trainers = result["trainers"]
-    rows = [["", *trainers]]
-    # seconds by phase
-    for phase in (*PHASES, "all"):
-        rows.append([f"{phase}, s", *(f"{t['seconds'][phase]:.2f}" for t in trainers.values())])
-    # network calls by kind, and how many rows each has
-    for kind in ("sampling", "training", "reference"):
-        counts = [f"{t['calls'].get(kind, 0)} x " for t in trainers.values()]
-        sizes = [
-            t["rows"].get(kind, 0) / max(1, t["calls"].get(kind, 0)) for t in trainers.values()
-        ]
-        cells = [f"{count}{size:g}" for count, size in zip(counts, sizes, strict=True)]
-        rows.append([f"calls x rows, {kind}", *cells])
-    # memory, and the times over the trainer's
-    rows.append(["peak, MiB", *(f"{t['peak_MiB'] or 0:.0f}" for t in trainers.values())])
-    for name, found in result["ratios"].items():
-        rows.append([f"{name} / {result['trainer']}", "", f"{found['all']:.3f}"])
-    width = len(rows[0])
-    return text_table([row + [""] * (width - len(row)) for row in rows])
-
-
 def main() -> int:
     """Measure, print and write -> exit code."""
     parser = argparse.ArgumentParser(
@@ -225,7 +201,7 @@ def main() -> int:
     }
     out = args.out or ROOT / "assets" / "results" / f"side-by-side-{args.trainer}.json"
     write_json(out, result)
-    print(f"{table(result)}\n{out}")
+    print(f"{out}: {result['ratios']} of the time and memory of {args.trainer}")
     return 0
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from demonstration_chart import curves, draw_chart
 from demonstration_figure import draw_figure
-from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
+from demonstration_measure import BEST_OF, TEST, Bench, Setting, entry, rates
 from variety import kept
 
 from flowrl.cli.options import quiet_libraries
@@ -35,13 +35,18 @@ from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.runs.compare.records import packed
 
-LISTS = "assets/shapes"
+VALIDATION = "assets/shapes/validation.jsonl"
+# what is searched on validation prompts before the test list is touched: of base and run, of both
+GUIDANCES, RUN_GUIDANCES = (1.0, 1.5, 2.0, 2.5, 3.5, 5.0, 7.0), (1.0, 1.5, 2.5)
+STEP_COUNTS, SEARCH_PER_TASK, SEARCH_SEED = (10, 20, 40), 96, 260_002
+OPEN_IMAGES = 128  # of each prompt that leaves colours open
+FIGURES = Path("assets/figures")
 
 
 def main() -> None:
     """Measure what is not there yet, and draw."""
     args = parser().parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     quiet_libraries()
     # measure
     bench = Bench(args.work, args.config, args.set)
@@ -49,10 +54,8 @@ def main() -> None:
     # write and draw
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
-    args.figures.mkdir(parents=True, exist_ok=True)
-    draw_figure(bench, result, args, args.figures / f"{args.out.stem}.png")
-    chart = args.figures / f"{args.out.stem}-minutes.png"
-    draw_chart(result["curves"], chart)
+    draw_figure(bench, result, args, FIGURES / f"{args.out.stem}.png")
+    draw_chart(result["curves"], FIGURES / f"{args.out.stem}-minutes.png")
     print(summary(result))
 
 
@@ -62,38 +65,27 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    # what is compared: base model and runs, on two lists
+    # what is compared
     add("--base", default="assets/shapes-sd3", help="model folder")
     add("--runs", nargs="+", required=True, help="runs of one config, one per training seed")
-    add("--test", default=f"{LISTS}/test.jsonl")
-    add("--validation", default=f"{LISTS}/validation.jsonl")
     add("--steps", type=int, default=10, help="of base and runs without guidance")
-    # what is searched on validation prompts before the test list is touched
-    add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0, 7.0])
-    add("--run-guidances", type=float, nargs="+", default=[1.0, 1.5, 2.5], help="after training")
-    add("--step-counts", type=int, nargs="+", default=[10, 20, 40])
     # sizes and seeds
     add("--per-task", type=int, default=144, help="test images of each task, at least")
-    add("--open-images", type=int, default=128, help="of each prompt that leaves colours open")
-    add("--search-per-task", type=int, default=96, help="validation images of each task")
     add("--seed", type=int, default=260_027, help="of the test noise")
-    add("--search-seed", type=int, default=260_002, help="of the validation noise")
     add("--reward", default="graded_angle", choices=["graded", "graded_angle", "strict"])
     add("--config", default="shapes/awm", help="settings of the model folder")
     add("--set", nargs="*", default=[], help="overrides of the config")
     # where files go
     add("--work", type=Path, default=Path("runs/demonstration"))
     add("--out", type=Path, default=Path("assets/results/demonstration.json"))
-    add("--figures", type=Path, default=Path("assets/figures"))
-    add("--threads", type=int, default=1)
     return made
 
 
 def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """Search, then measure all five settings -> the result file's content."""
     # guidance and steps, by validation prompts alone
-    base_search = search(bench, "base", args.base, args.guidances, args)
-    run_search = search(bench, "rl", args.runs[0], args.run_guidances, args)
+    base_search = search(bench, "base", args.base, GUIDANCES)
+    run_search = search(bench, "rl", args.runs[0], RUN_GUIDANCES)
     plain = {"guidance": 1.0, "steps": args.steps}
     best, best_run = (_best(rows) for rows in (base_search, run_search))
     # the five settings on the test prompts
@@ -110,11 +102,11 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         for i, target in enumerate(targets):
             setting = Setting(
                 target=str(target),
-                prompts=args.test,
+                prompts=TEST,
                 per_task=args.per_task,
                 seed=args.seed,
                 reward=args.reward,
-                open_images=args.open_images,
+                open_images=OPEN_IMAGES,
                 **options,
             )
             found[name].append(bench.measure(f"{name}-{i}", setting))
@@ -132,7 +124,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     alike, result["diversity_kept"] = found["base"][0]["diversity"], {}
     for name, some in found.items():
         result["diversity_kept"][name] = kept([one["diversity"] for one in some], alike)
-    result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
+    result["search"] = {"prompts": VALIDATION, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     # what the runs reached on their way
     result["curves"] = curves(bench, [Path(run) for run in args.runs], args.base, best)
@@ -154,19 +146,19 @@ def combinations(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def search(
-    bench: Bench, name: str, target: str, guidances: list[float], args: argparse.Namespace
+    bench: Bench, name: str, target: str, guidances: tuple[float, ...]
 ) -> list[dict[str, Any]]:
     """Try every guidance and number of steps on the validation prompts -> a row each."""
     rows = []
     for guidance in guidances:
-        for steps in args.step_counts:
+        for steps in STEP_COUNTS:
             setting = Setting(
                 target=str(target),
-                prompts=args.validation,
+                prompts=VALIDATION,
                 guidance=guidance,
                 steps=steps,
-                per_task=args.search_per_task,
-                seed=args.search_seed,
+                per_task=SEARCH_PER_TASK,
+                seed=SEARCH_SEED,
             )
             found = bench.measure(f"search-{name}-g{guidance:g}-s{steps}", setting)
             mean = crossed(rates([found]), found["tags"])["mean"]

@@ -25,6 +25,7 @@ from flowrl.evaluation.suites.shapes.prompts import Record
 from flowrl.runs.open_run import open_target
 
 BEST_OF = 8
+TEST = "assets/shapes/test.jsonl"
 
 
 class Setting(NamedTuple):

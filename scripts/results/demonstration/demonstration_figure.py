@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from demonstration_measure import TEST, Bench, Setting, by_task, images_of
+from demonstration_measure import Bench, Setting, by_task, images_of
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 def draw_figure(bench: Bench, result: dict[str, Any], args: argparse.Namespace, file: Path) -> None:
     """Draw one prompt of each task, drawn by lot, and write the PNG."""
-    records = load_prompts(TEST).records
+    records = load_prompts(args.test).records
     lot = random.Random(args.seed)
     chosen = {task: lot.choice(rows) for task, rows in by_task(records).items()}
     columns = {
@@ -48,7 +48,7 @@ def draw_figure(bench: Bench, result: dict[str, Any], args: argparse.Namespace, 
     for head, (name, target) in columns.items():
         found = result[name]
         options = {"guidance": found["guidance"], "steps": found["steps"]}
-        setting = Setting(str(target), TEST, per_task=EACH, seed=args.seed, **options)
+        setting = Setting(str(target), args.test, per_task=EACH, seed=args.seed, **options)
         parts = [some for _, some in images_of(bench.model(setting), asked, setting, EACH, 99)]
         images = torch.cat(parts).unflatten(0, (len(asked), EACH))
         blocks[head] = []

@@ -1,13 +1,12 @@
 """Runs on disks that fail, with checkpoints that are not what they were, under a clock that jumps.
 
     python tests/kits/diskruns.py --out runs/disks.json
-    python tests/kits/diskruns.py --every 20 --out FILE
 
 A run of the tests' toy is trained undisturbed. Then again, each time with one fault:
 
 - its n-th file cannot be written, nor any later one: the disk is full, was remounted for reading,
   or fails;
-- its newest checkpoint is torn or altered, file by file, or swapped with the one before, or is
+- its newest checkpoint is torn or altered, or swapped with the one before, or is
   another run's;
 - the clock jumps by a day, back or forth, in the middle.
 
@@ -51,6 +50,7 @@ from flowrl.runs.train import train  # noqa: E402
 from flowrl.training import checkpoint  # noqa: E402
 
 REASONS = (errno.ENOSPC, errno.EROFS, errno.EIO)
+EVERY = 100  # of the files that a run writes
 OFTEN = ("checkpoint={every: 1, keep: 3}", "eval.every=2", "samples.every=2")
 DAY = 86_400.0
 STRANGE = ("swapped with the one before", "another model's")
@@ -107,25 +107,21 @@ def ended(config: Config, run: Path) -> str | None:
     return None
 
 
-def full(
-    config: Config, wanted: dict[str, str], home: Path, every: int
-) -> Iterator[dict[str, Any]]:
-    """Let the disk fail at every `every`-th file that the run writes."""
+def full(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict[str, Any]]:
+    """Let the disk fail at every `EVERY`-th file that the run writes."""
     disk = Disk(home / "counted")
     with disk.mounted():
         ended(config, home / "counted")
-    for number, reason in zip(range(1, disk.writes + 1, every), itertools.cycle(REASONS)):
+    for number, reason in zip(range(1, disk.writes + 1, EVERY), itertools.cycle(REASONS)):
         run = home / f"disk{number}"
         failing = Disk(run, number, reason)
         row = attempt(config, run, wanted, failing.mounted)
         yield {"fault": errno.errorcode[reason], "where": f"file {number} of {disk.writes}", **row}
 
 
-def damaged(
-    config: Config, wanted: dict[str, str], home: Path, every: int
-) -> Iterator[dict[str, Any]]:
-    """Damage the newest checkpoint of a run that was stopped after three iterations: each of its
-    files in three ways, or, of a part of all faults, in one."""
+def damaged(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict[str, Any]]:
+    """Damage the newest checkpoint of a run that was stopped after three iterations: in turn
+    another way for each of its files."""
     # a run that has an iteration left, and another one whose checkpoint is whole but strange
     whole, other = home / "whole", home / "other"
     stopped(config, whole)
@@ -137,7 +133,7 @@ def damaged(
     kinds = {"torn": cut, "altered": flip, "lost": Path.unlink}
     ways: dict[str, Callable[[Path], None]] = {}
     for place, (name, kind) in enumerate(itertools.product(names, kinds)):
-        if every == 1 or place % 4 == 0:  # in turn another way for each file
+        if place % 4 == 0:  # of three ways, which is another one for the next file
             ways[f"{kind} {name}"] = partial(done_to, kinds[kind], name)
     ways[STRANGE[0]] = swap
     ways[STRANGE[1]] = lambda at: exchange(at, checkpoint.checkpoint_folders(other)[-1])
@@ -222,7 +218,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--every", type=int, default=1, help="of the files that a run writes")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     warm_up()
@@ -235,8 +230,8 @@ def main() -> int:
         ended(config, home / "undisturbed")
         wanted = contents(home / "undisturbed")
         for row in itertools.chain(
-            full(config, wanted, home, args.every),
-            damaged(config, wanted, home, args.every),
+            full(config, wanted, home),
+            damaged(config, wanted, home),
             jumps(config, wanted, home),
         ):
             # paths of this machine say nothing to a reader

@@ -67,7 +67,6 @@ class Outcome(NamedTuple):
     codes: list[int]  # of all processes, negative for a signal
     events: list[tuple[str, int]]  # of the first victim: phases, and the calls before each
     waited: bool  # whether a process that was left alone did not end by itself
-    times: list[float]  # when each of these phases began, and when the first victim ended
 
 
 class Fork(NamedTuple):
@@ -93,27 +92,15 @@ class Fork(NamedTuple):
             yield NAMES[number], calls
 
 
-def run(
-    config: Config,
-    folder: Path,
-    target: Target | None = None,
-    processes: int = 1,
-    *,
-    counted: bool = True,
-) -> Outcome:
-    """Begin the run in `folder`, or go on with it, and kill it at the target.
-
-    What the processes say goes to ``<folder>.log``. Calls are counted where `counted`, which takes
-    most of the time of a short run.
-    """
-    forks = start(config, folder, processes, target, counted)
+def run(config: Config, folder: Path, target: Target | None = None, processes: int = 1) -> Outcome:
+    """Begin the run in `folder`, or go on with it, and kill it at the target; what the processes
+    say goes to ``<folder>.log``."""
+    forks = start(config, folder, processes, target)
     ranks = target.victims if target else (0,)
     first, events, seen = forks[ranks[0]], list[tuple[str, int]](), 0
-    times = list[float]()
     # follow the first victim to its end
     for event in first.events(time.monotonic() + PATIENCE):
         events.append(event)
-        times.append(time.monotonic())
         seen += target is not None and event[0] == target.phase
         if target is not None and not target.calls and seen > target.occurrence:
             time.sleep(target.seconds)
@@ -122,7 +109,6 @@ def run(
     # the end of all
     phase = first.phase
     codes = {ranks[0]: ended(first, PATIENCE)[0]}
-    times.append(time.monotonic())
     killed = codes[ranks[0]] == -signal.SIGKILL
     for rank in ranks[1:] if killed else ():
         os.kill(forks[rank].pid, signal.SIGKILL)
@@ -132,7 +118,7 @@ def run(
             codes[rank], late = ended(fork, GRACE if killed else PATIENCE)
             waited = waited or late
     ends = [codes[rank] for rank in sorted(codes)]
-    return Outcome(phase if killed else None, ends, events, waited, times)
+    return Outcome(phase if killed else None, ends, events, waited)
 
 
 def ended(fork: Fork, seconds: float) -> tuple[int, bool]:
@@ -150,9 +136,7 @@ def ended(fork: Fork, seconds: float) -> tuple[int, bool]:
     return os.waitstatus_to_exitcode(status), late
 
 
-def start(
-    config: Config, folder: Path, processes: int, target: Target | None, counted: bool
-) -> list[Fork]:
+def start(config: Config, folder: Path, processes: int, target: Target | None) -> list[Fork]:
     """Fork the processes of a run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -167,7 +151,7 @@ def start(
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             if processes > 1:
                 os.environ |= environment
-            _live(config, folder, _Watch(now, writer, _own(target, rank), counted))
+            _live(config, folder, _Watch(now, writer, _own(target, rank)))
         os.close(writer)
         forks.append(Fork(pid, reader, now))
     return forks
@@ -202,8 +186,8 @@ class _Watch:
     """Let the logs say each phase that begins, in `now` and through a pipe, count calls, and kill
     this process at its target."""
 
-    def __init__(self, now: mmap.mmap, writer: int, target: Target | None, counted: bool) -> None:
-        self.now, self.writer, self.target, self.counted = now, writer, target, counted
+    def __init__(self, now: mmap.mmap, writer: int, target: Target | None) -> None:
+        self.now, self.writer, self.target = now, writer, target
         self.calls, self.times, self.last = 0, 0, 0
 
     def begin(self) -> None:
@@ -214,8 +198,7 @@ class _Watch:
         for kind in (RunLogger, Silence):
             real = kind.phase
             kind.phase = lambda log, name, real=real: self.noted(real, log, name)  # type: ignore
-        if self.counted:
-            sys.setprofile(self.count)
+        sys.setprofile(self.count)
         self.say(BETWEEN)
 
     @contextmanager

@@ -1,15 +1,14 @@
 """Kill runs at random moments with SIGKILL, go on with them, and compare with runs that nobody
 disturbed.
 
-    python tests/kits/killruns.py --kills 108 --pairs 24 --out runs/kills.json
-    python tests/kits/killruns.py --kills 4 --config rwr --out FILE
+    python tests/kits/killruns.py --out runs/kills.json
 
 Each run trains the axes of a shipped config on the toy field of the tests, in a fork of this
-process, or in two that share their work. It is killed up to three times, each time at a random
-call of a function within a phase, or by the clock, and goes on as `--resume auto` does. After each
-kill every checkpoint in the folder is read. The last time it is left alone; then every file that
-does not hold a time must be that of the undisturbed run, byte for byte. Phases take turns, so that
-short ones are hit as well.
+process, or in two that share their work. It is killed, each time at a random call of a function
+within a phase, or by the clock, and goes on as `--resume auto` does. After each kill every
+checkpoint in the folder is read. The last time it is left alone; then every file that does not hold
+a time must be that of the undisturbed run, byte for byte. Phases take turns, so that short ones are
+hit as well.
 
 The command fails if a checkpoint could not be read, or a run ended in another way.
 """
@@ -39,7 +38,8 @@ from flowrl.core.errors import CheckpointError  # noqa: E402
 from flowrl.core.files import delete, write_json  # noqa: E402
 from flowrl.training import checkpoint  # noqa: E402
 
-MOST = 3  # kills of one run
+NAME, SEED = "awm", 0  # of configs/shapes
+KILLS = {2: 1, 1: 2}  # of runs of so many processes
 # a checkpoint after each iteration, of which the newest two are kept: many are written and deleted
 OFTEN = ("checkpoint={every: 1, keep: 2}", "eval.every=2", "samples.every=2", "train.parts=2")
 REWARDS = (
@@ -57,14 +57,14 @@ class Trial(NamedTuple):
     calls: dict[str, list[int]]  # phase -> the function calls in each of its times
 
 
-def undisturbed(name: str, processes: int, home: Path) -> Trial:
+def undisturbed(processes: int, home: Path) -> Trial:
     """Make the run that others are compared with."""
-    config = toy(home / name, *OFTEN, *REWARDS, *axes(f"shapes/{name}"))
-    folder = home / f"{name}-{processes}"
+    config = toy(home / NAME, *OFTEN, *REWARDS, *axes(f"shapes/{NAME}"))
+    folder = home / f"{NAME}-{processes}"
     end = run(config, folder, processes=processes)
     if any(end.codes):
         said = Path(f"{folder}.log").read_text()
-        sys.exit(f"{name}: the undisturbed run ended with {end.codes}\n{said}")
+        sys.exit(f"{NAME}: the undisturbed run ended with {end.codes}\n{said}")
     calls: dict[str, list[int]] = {phase: [] for phase in NAMES}
     for (phase, _), (_, count) in pairwise(end.events):
         calls[phase].append(count)
@@ -127,17 +127,15 @@ def tried(trial: Trial, folder: Path, targets: Iterator[Target], kills: int) -> 
     return {"killed": killed, "others": left, "wrong": wrong, "differ": differ}
 
 
-def measure(args: argparse.Namespace, home: Path) -> Iterator[dict[str, Any]]:
-    """Kill as often as was asked for, and yield a row for each run."""
-    rng = random.Random(args.seed)
-    for processes, wanted in ((2, args.pairs), (1, args.kills - args.pairs)):
-        if not wanted:
-            continue
-        trial, done = undisturbed(args.config, processes, home), 0
+def measure(home: Path) -> Iterator[dict[str, Any]]:
+    """Kill as often as KILLS says, and yield a row for each run."""
+    rng = random.Random(SEED)
+    for processes, wanted in KILLS.items():
+        trial, done = undisturbed(processes, home), 0
         phases = cycle(rng.sample(NAMES, len(NAMES)))
         while done < wanted:
             folder = home / f"killed-{processes}-{done}"
-            row = tried(trial, folder, moments(trial, rng, phases), min(MOST, wanted - done))
+            row = tried(trial, folder, moments(trial, rng, phases), wanted - done)
             delete(folder)
             done += len(row["killed"])
             yield {"processes": processes, **row}
@@ -148,10 +146,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=108)
-    parser.add_argument("--pairs", type=int, default=1, help="kills of runs of two processes")
-    parser.add_argument("--config", default="awm", help="of configs/shapes")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     # a fork says what it has to say in a file of its own
@@ -159,7 +153,7 @@ def main() -> None:
     warm_up()
     rows = []
     with tempfile.TemporaryDirectory() as home:
-        for row in measure(args, Path(home)):
+        for row in measure(Path(home)):
             rows.append(row)
             print(json.dumps(row), flush=True)
     kills = Counter[int]()

@@ -20,9 +20,9 @@ from flowrl.training.trainer import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def told(script: str, out: Path, *words: str) -> dict[str, Any]:
+def told(script: str, out: Path) -> dict[str, Any]:
     """Run a script, which compares every byte that does not hold a time -> its result file."""
-    code, said = warm.run([str(ROOT / script), *words, "--out", str(out)], out.with_suffix(".log"))
+    code, said = warm.run([str(ROOT / script), "--out", str(out)], out.with_suffix(".log"))
     assert code == 0, said
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -32,8 +32,7 @@ def told(script: str, out: Path, *words: str) -> dict[str, Any]:
 def test_killed_runs_end_like_undisturbed_ones(tmp_path: Path) -> None:
     """Two moments of a run of one process and one of a run of two; the script reads every
     checkpoint after each kill."""
-    words = ["--kills", "3", "--pairs", "1"]
-    found = told("tests/kits/killruns.py", tmp_path / "kills.json", *words)
+    found = told("tests/kits/killruns.py", tmp_path / "kills.json")
     assert found["by_processes"] == {"1": 2, "2": 1}
     assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
 
@@ -77,7 +76,7 @@ def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) 
 @pytest.mark.integration
 def test_faults_do_no_harm(tmp_path: Path) -> None:
     """Three moments of the disk, and every other fault."""
-    found = told("tests/kits/diskruns.py", tmp_path / "disks.json", "--every", "100")
+    found = told("tests/kits/diskruns.py", tmp_path / "disks.json")
     kinds = {row["fault"].split()[0] for row in found["rows"]}
     assert {"ENOSPC", "EROFS", "EIO", "torn", "altered", "lost", "swapped", "clock"} <= kinds
     assert found["did_harm"] == 0

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import struct
-import sys
 import zlib
 from concurrent.futures import CancelledError, Future
 from contextlib import closing
@@ -239,18 +238,32 @@ def test_groups_of_different_requests_stay_apart() -> None:
     assert queue.counts.batches == 1
 
 
-def test_one_bad_image_fails_one_request() -> None:
+HERE = rf" \({Path(__file__).name}, "
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "said"),
+    [
+        (ValueError("too bright"), ValueError, "too bright"),
+        (SystemExit("no licence"), RewardError, f"SystemExit: no licence{HERE}"),
+    ],
+)
+def test_one_bad_image_fails_one_request(raised: Any, error: Any, said: str) -> None:
+    """The thread that scores outlives `sys.exit`: the other requests are answered, those that were
+    joined with it and the one after it. Grey images have redness 0."""
+
     def fragile(batch: RewardBatch) -> Tensor:
         if (batch.images == 1).any():
-            raise ValueError("too bright")
+            raise raised
         return redness(batch)
 
     with closing(RequestQueue({"it": fragile}, batch=3, max_wait_s=3600)) as queue:
         good, bad, other = (queue.submit(request(v)) for v in (1, 255, 2))
         assert good.result(WAIT) == other.result(WAIT) == {"it": [0.0]}
-        with pytest.raises(ValueError, match="too bright"):
+        with pytest.raises(error, match=said):
             bad.result(WAIT)
-    assert (queue.counts.failures, queue.counts.images) == (1, 2)
+        assert queue.submit(request(2, 3, 4)).result(WAIT) == {"it": [0.0] * 3}
+    assert (queue.counts.failures, queue.counts.images) == (1, 5)
 
 
 def test_one_reward_cannot_change_what_the_next_sees() -> None:
@@ -272,24 +285,6 @@ def test_one_reward_cannot_change_what_the_next_sees() -> None:
     with closing(RequestQueue({"vandal": vandal, "level": level}, max_wait_s=0)) as queue:
         assert queue.submit(asked).result(WAIT) == {"vandal": [1, 1], "level": levels(7, 9)}
     assert (seen[0].prompts, seen[0].meta) == (["grey 7", "grey 9"], [{"v": 7}, {"v": 9}])
-
-
-def test_a_reward_that_leaves_fails_one_request() -> None:
-    """The thread that scores outlives `sys.exit`: the other requests are answered, those that were
-    joined with it and the one after it. Grey images have redness 0."""
-
-    def leaving(batch: RewardBatch) -> Tensor:
-        if (batch.images == 1).any():
-            sys.exit("no licence")
-        return redness(batch)
-
-    with closing(RequestQueue({"it": leaving}, batch=2, max_wait_s=3600)) as queue:
-        bad, joined = queue.submit(request(255)), queue.submit(request(1))
-        with pytest.raises(RewardError, match=rf"SystemExit: no licence \({Path(__file__).name}, "):
-            bad.result(WAIT)
-        assert joined.result(WAIT) == {"it": [0.0]}
-        assert queue.submit(request(2, 3)).result(WAIT) == {"it": [0.0, 0.0]}
-    assert (queue.counts.failures, queue.counts.images) == (1, 3)
 
 
 def test_a_score_that_is_none_is_a_failure() -> None:

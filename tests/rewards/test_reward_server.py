@@ -56,6 +56,8 @@ HERE = "http://localhost"
 def failing(batch: RewardBatch) -> Tensor:
     if batch.meta[0].get("data"):
         raise DataError("a record that is wrong")
+    if batch.meta[0].get("leave"):
+        sys.exit("no licence")
     if batch.meta[0].get("fail"):
         raise RuntimeError("out of memory")
     return torch.where(batch.images[:, 0, 0, 0] > 0.5, torch.nan, batch.images[:, 1, 0, 0])
@@ -89,45 +91,15 @@ def test_failures_are_answered_in_json(client: TestClient) -> None:
     images = random_images(1)
     for meta, kind, text in (
         ({"fail": 1}, "reward", "RuntimeError: out of memory"),
+        ({"leave": 1}, "reward", "SystemExit: no licence"),
         ({"data": 1}, "data", "a record that"),
     ):
         answer = client.post("/score", json=data_of(images, meta=[meta]))
         assert answer.status_code == 500 and answer.json()["kind"] == kind
         assert text in answer.json()["error"]
-    # no content type: what a web page could send
-    bare = client.post("/score", content=json.dumps(data_of(images)))
-    assert bare.status_code == 415 and "application/json" in bare.json()["error"]
+    assert client.post("/score", json=data_of(images)).status_code == 200
     for answer in (client.get("/score"), client.post("/health"), client.get("/nothing")):
         assert answer.status_code in (404, 405) and "POST /score" in answer.json()["error"]
-
-
-class Leaving:
-    """Leave Python where a record says so."""
-
-    def check_record(self, record: dict[str, Any], where: str) -> None:
-        if record.get("fail"):
-            sys.exit("no licence")
-
-    def __call__(self, batch: RewardBatch) -> Tensor:
-        self.check_record(batch.meta[0], "")
-        return redness(batch)
-
-
-def test_a_reward_that_leaves_does_not_take_the_server_along() -> None:
-    """A failure of a user's code is status 500 of kind "reward", or the fault of a record; what
-    comes after it is answered with 200."""
-    images, wrong = random_images(1), {"prompt": "p", "fail": 1}
-    with (
-        closing(RequestQueue({"it": Leaving()}, max_wait_s=0)) as queue,
-        TestClient(make_app(queue, RequestLimits()), base_url=HERE) as client,
-    ):
-        asked = {"reward": "it", "records": [wrong], "places": ["line 3"]}
-        told = client.post("/check", json=asked)
-        assert told.json() == {"fault": "line 3: SystemExit: no licence"}
-        answer = client.post("/score", json=data_of(images, meta=[wrong]))
-        assert answer.status_code == 500 and answer.json()["kind"] == "reward"
-        assert "SystemExit: no licence" in answer.json()["error"]
-        assert client.post("/score", json=data_of(images)).status_code == 200
 
 
 def test_sizes_are_refused_with_and_without_a_declared_length(client: TestClient) -> None:
@@ -306,9 +278,11 @@ HALF = "half \ud800"  # of a surrogate pair: JSON can write it, UTF-8 cannot
 
 
 class Picky:
-    """Refuse every record, in words that hold its place."""
+    """Refuse every record, in words that hold its place, or leave Python."""
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
+        if record.get("leave"):
+            sys.exit("no licence")
         raise DataError(f"{where}: bad")
 
     def __call__(self, batch: RewardBatch) -> Tensor:
@@ -362,14 +336,16 @@ def test_what_a_form_could_send_is_refused(queue: RequestQueue) -> None:
 
 
 def test_half_of_a_surrogate_pair_is_answered_in_json(queue: RequestQueue) -> None:
-    """In a fault, in what a reward raises and in a refusal."""
+    """In a fault, also of a reward that leaves, in what a reward raises and in a refusal."""
     client = TestClient(make_app(queue, RequestLimits()), base_url="http://localhost")
 
     def post(path: str, body: str) -> Any:
         return client.post(path, content=body, headers={"Content-Type": "application/json"})
 
-    found = post("/check", '{"reward": "it", "records": [{}], "places": ["\\ud800"]}')
-    assert found.status_code == 200 and found.json() == {"fault": "\ud800: bad"}
+    for record, fault in (("{}", "bad"), ('{"leave": 1}', "SystemExit: no licence")):
+        asked = f'{{"reward": "it", "records": [{record}], "places": ["\\ud800"]}}'
+        found = post("/check", asked)
+        assert found.status_code == 200 and found.json() == {"fault": f"\ud800: {fault}"}
     failed = client.post("/score", json=data_of(random_images(1), meta=[{"fail": 1}]))
     assert failed.status_code == 500 and HALF in failed.json()["error"]
     refused = post("/score", '{"images": ["a"], "prompts": ["x"], "\\ud800": 1}')

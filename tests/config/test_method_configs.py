@@ -71,8 +71,12 @@ TABLE = {
 
 # Divisor n - ddof of the std, what is added to it, and whose std it is, in the authors' code.
 # BranchGRPO's code cuts stds below 1e-6 in place of an eps, and TP-GRPO and TempFlow are built on
-# Flow-GRPO's tracker.
+# Flow-GRPO's tracker. Fast: global_std in config/grpo.py of yifan123/flow_grpo at 9745241
+# (pickscore_sd3_fast_nocfg, pickscore_flux_fast) and at a2832cc (pickscore_sd3_fast).
 NORMS = {
+    "sd3/flow_grpo_fast": (0, 1e-4, "global"),
+    "flux/flow_grpo_fast": (0, 1e-4, "group"),
+    "sd3/flow_grpo_fork": (0, 1e-4, "global"),
     "flow_grpo": (0, 1e-4, "global"),
     "flow_grpo_geneval": (0, 1e-4, "global"),
     "flow_grpo_ocr": (0, 1e-4, "global"),
@@ -190,10 +194,10 @@ def test_published_numbers(name: str) -> None:
     assert row.eval_steps is None or config.eval.steps == row.eval_steps
 
 
-@pytest.mark.parametrize("name", [n for n in PUBLISHED if n.rpartition("/")[2] in NORMS])
+@pytest.mark.parametrize("name", [n for n in PUBLISHED if {n, n.rpartition("/")[2]} & {*NORMS}])
 def test_how_advantages_are_normalised(name: str) -> None:
-    found = shipped(name).credit.kwargs
-    assert (found["ddof"], found["eps"], found.get("std")) == NORMS[name.rpartition("/")[2]]
+    found, norm = shipped(name).credit.kwargs, NORMS.get(name) or NORMS[name.rpartition("/")[2]]
+    assert (found["ddof"], found["eps"], found.get("std")) == norm
 
 
 def test_pace_of_the_windows_and_of_pruning() -> None:

@@ -12,20 +12,6 @@ from shippedkit import shipped
 from flowrl.core.shipped_files import list_configs
 
 
-@pytest.mark.parametrize(
-    ("name", "std"),
-    [
-        ("sd3/flow_grpo_fast", "global"),  # pickscore_sd3_fast_nocfg
-        ("flux/flow_grpo_fast", "group"),  # pickscore_flux_fast
-        ("sd3/flow_grpo_fork", "global"),  # pickscore_sd3_fast of August 2025
-    ],
-)
-def test_whose_std_fast_divides_by(name: str, std: str) -> None:
-    """global_std in config/grpo.py of yifan123/flow_grpo at 9745241 and at a2832cc."""
-    found = shipped(name).credit.kwargs
-    assert (found["ddof"], found["eps"], found["std"]) == (0, 1e-4, std)
-
-
 def test_the_windows_of_fast() -> None:
     """Published: CPS on steps drawn from range(0, steps // 2), three at a time: on FLUX always the
     first three. The first form forks at one of steps 0 to 5 and has noise on that and the next."""
@@ -38,29 +24,28 @@ def test_the_windows_of_fast() -> None:
     assert steps["sd3/flow_grpo_fork"] == set(range(6))
 
 
-# Rank, alpha and target_modules in the authors' train_flux.py, train_flux_fast.py (yifan123/
-# flow_grpo at 9745241), train_flux_pr.py (TempFlow-GRPO at 28a9b9be) and
-# my_train_flux_fast_with_op3.py (TurningPoint-GRPO at 994d26a).
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj")
-FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
-ADAPTERS = {
-    "flow_grpo": (64, 128),
-    "flow_grpo_geneval": (64, 128),
-    "flow_grpo_ocr": (64, 128),
-    "flow_grpo_cps": (64, 128),
-    "flow_grpo_fast": (64, 128),
-    "grpo_guard": (64, 128),
-    "tp_grpo": (64, 128),
-    "tempflow_grpo": (32, 64),
+# Rank and alpha in the authors' train_flux.py, train_flux_fast.py (yifan123/flow_grpo at 9745241),
+# train_flux_pr.py (TempFlow-GRPO at 28a9b9be), my_train_flux_fast_with_op3.py (TurningPoint-GRPO at
+# 994d26a), train_flux.py and train_flux_kontext.py of X-GenGroup/PaCo-RL (08caac6), and the default
+# of Flow-Factory's flux1.py and flux1_kontext.py, read there.
+FLUX = ("flow_grpo", "flow_grpo_cps", "flow_grpo_fast", "flow_grpo_geneval", "flow_grpo_ocr")
+FLUX += ("grpo_guard", "tp_grpo", "awm", "diffusion_nft", "paco_rl")
+KONTEXT = [name for name in list_configs() if name.startswith("flux_kontext/")]
+ADAPTERS = dict.fromkeys([*(f"flux/{name}" for name in FLUX), *KONTEXT], (64, 128))
+ADAPTERS["flux/tempflow_grpo"] = (32, 64)
+LAYERS = {
+    *(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "to_add_out")),
+    *(f"attn.add_{name}_proj" for name in "qkv"),
+    *(f"{mlp}.net.{layer}" for mlp in ("ff", "ff_context") for layer in ("0.proj", "2")),
 }
 
 
-@pytest.mark.parametrize("slug", ADAPTERS)
-def test_adapters_on_flux(slug: str) -> None:
-    lora = shipped(f"flux/{slug}").model.kwargs["lora"]
-    assert (lora["rank"], lora["alpha"]) == ADAPTERS[slug]
-    names = {f"attn.{name}" for name in (*ATTENTION, "to_add_out")} | set(FEED_FORWARD)
-    assert set(lora["targets"]) == names and len(lora["targets"]) == 12
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_on_flux(name: str) -> None:
+    """On attention and feed-forward; SD3's are of rank 32 and alpha 64, on attention alone."""
+    lora = shipped(name).model.kwargs["lora"]
+    assert (lora["rank"], lora["alpha"]) == ADAPTERS[name]
+    assert set(lora["targets"]) == LAYERS and len(lora["targets"]) == 12
 
 
 def test_ddpo_and_dance_grpo_on_sd14() -> None:
@@ -154,26 +139,3 @@ def test_wans_configs_have_the_pipelines_number_of_text_tokens() -> None:
     names = [name for name in list_configs() if name.startswith("wan/")]
     found = {name: shipped(name).model.kwargs["max_sequence_length"] for name in names}
     assert found == dict.fromkeys(names, default)
-
-
-FLUX = (
-    *("flow_grpo", "flow_grpo_cps", "flow_grpo_fast", "flow_grpo_geneval", "flow_grpo_ocr"),
-    *("grpo_guard", "tp_grpo", "awm", "diffusion_nft", "paco_rl"),
-)
-KONTEXT = [name for name in list_configs() if name.startswith("flux_kontext/")]
-LAYERS = {
-    *(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "to_add_out")),
-    *(f"attn.add_{name}_proj" for name in "qkv"),
-    *(f"{mlp}.net.{layer}" for mlp in ("ff", "ff_context") for layer in ("0.proj", "2")),
-}
-
-
-@pytest.mark.parametrize("name", [*(f"flux/{name}" for name in FLUX), *KONTEXT])
-def test_it_is_the_published_one(name: str) -> None:
-    """Rank 64, alpha 128, attention and feed-forward: scripts/train_flux.py and train_flux_fast.py
-    of vanzll/flow_grpo, my_train_flux_fast.py of YunzeTong/TurningPoint-GRPO, train_flux.py and
-    train_flux_kontext.py of X-GenGroup/PaCo-RL (08caac6), and the default of Flow-Factory's
-    flux1.py and flux1_kontext.py, read there. SD3's is 32 and 64, attention alone."""
-    lora = shipped(name).model.kwargs["lora"]
-    assert (lora["rank"], lora["alpha"]) == (64, 128)
-    assert set(lora["targets"]) == LAYERS

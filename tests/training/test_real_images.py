@@ -142,6 +142,15 @@ def test_levels_that_are_drawn_have_the_published_distribution(tmp_path: Path) -
     assert float(logits.std()) == pytest.approx(1.2, abs=0.22)
 
 
+def error_of(run: Trainer) -> tuple[float, Tensor]:
+    """Return the mean error on the images of an iteration, and its gradient."""
+    found = real_rows(run, *batch_of(run))
+    weight = found.sigma.square() + (1 - found.sigma).square()
+    error = ((found.v - found.target).square().flatten(1).mean(1) * weight).mean()
+    data = torch.autograd.grad(error, list(run.params.values()))
+    return float(error.detach()), flat(data)
+
+
 @pytest.mark.parametrize("size", [64, 3])
 @pytest.mark.parametrize("fresh", ["none", "noise"])
 def test_the_gradient_is_that_of_both_terms(
@@ -154,15 +163,11 @@ def test_the_gradient_is_that_of_both_terms(
     alone = gradients(real_trainer(config, *options), monkeypatch)[0][0]
     both = gradients(real_trainer(config, *options, DATA, f"kl.fresh={fresh}"), monkeypatch)[0][0]
     run = real_trainer(config, *options, DATA, f"kl.fresh={fresh}")
-    ro, batch = batch_of(run)
-    found = real_rows(run, ro, batch)
-    weight = found.sigma.square() + (1 - found.sigma).square()
-    error = (found.v - found.target).square().flatten(1).mean(1) * weight
-    data = torch.autograd.grad(error.mean(), list(run.params.values()))
-    expected = flat(alone[name] for name in run.params) + 0.1 * flat(data)
+    _, data = error_of(run)
+    expected = flat(alone[name] for name in run.params) + 0.1 * data
     there = flat(both[name] for name in run.params)
     torch.testing.assert_close(there, expected, rtol=1e-4, atol=1e-6)
-    assert float(flat(data).norm()) > 0.1
+    assert float(data.norm()) > 0.1
 
 
 def test_data_alone_is_supervised_fine_tuning(
@@ -175,14 +180,10 @@ def test_data_alone_is_supervised_fine_tuning(
     blue = real_trainer(config, *options, "rewards.red.fn=toykit.blueness")
     assert torch.equal(flat(red[0].values()), flat(gradients(blue, monkeypatch)[0][0].values()))
     run = real_trainer(config, *options)
-    ro, batch = batch_of(run)
-    found = real_rows(run, ro, batch)
-    error = (found.v - found.target).square().flatten(1).mean(1)
-    error = error * (found.sigma.square() + (1 - found.sigma).square())
-    data = torch.autograd.grad(error.mean(), list(run.params.values()))
+    error, data = error_of(run)
     there = flat(red[0][name] for name in run.params)
-    torch.testing.assert_close(there, 0.1 * flat(data), rtol=1e-4, atol=1e-6)
-    assert metrics["kl"] == pytest.approx(float(error.detach().mean()), rel=1e-5)
+    torch.testing.assert_close(there, 0.1 * data, rtol=1e-4, atol=1e-6)
+    assert metrics["kl"] == pytest.approx(error, rel=1e-5)
     assert metrics["loss"] == pytest.approx(0.1 * metrics["kl"], rel=1e-5)
 
 
@@ -365,6 +366,11 @@ def test_lists_that_are_refused(tmp_path: Path, change: Callable[[Rows], None], 
             "old.above: follows a distance to the base model",
         ),
         (("kl.weight=two",), "weight"),
+        (
+            ("loss={fn: penalty_alone}", "kl=null"),
+            "penalty_alone: learns from the section kl alone",
+        ),
+        (("loss={fn: penalty_alone}", "kl.beta=0"), "learns from the section kl alone"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, changes: tuple[str, ...], words: str) -> None:
@@ -373,33 +379,29 @@ def test_what_does_not_go_together(tmp_path: Path, changes: tuple[str, ...], wor
         real_trainer(config, DATA, "model={fn: toykit.unloadable}", *changes)
 
 
-def test_a_loss_without_its_penalty_is_refused(tmp_path: Path) -> None:
-    config = write_real(tmp_path)
-    for options in ((), (DATA, "kl.beta=0")):
-        with pytest.raises(ConfigError, match="penalty_alone: learns from the section kl alone"):
-            real_trainer(config, "loss={fn: penalty_alone}", *options)
+ALIGNED = ("likelihood={fn: direct_align}", "loss={fn: reward_ascent}", "kl=null")
 
 
-def test_stored_pairs_have_no_initial_noise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "key", "initial", "fresh", "moved"),
+    [
+        ((DATA,), "kl.fresh", "none", "noise", "kl"),
+        (ALIGNED, "likelihood.noise", "initial", "fresh", "grad_norm"),
+    ],
+)
+def test_stored_pairs_have_no_initial_noise(
+    tmp_path: Path, options: tuple[str, ...], key: str, initial: str, fresh: str, moved: str
+) -> None:
+    """Neither for images nor for Direct-Align, which take fresh noise."""
+
     def named(rows: list[dict[str, Any]]) -> None:
         for row in rows:
             row["image"] = row["image_0"]
 
     config = write_pairs(tmp_path, named)
-    with pytest.raises(ConfigError, match="kl.fresh=none: plan pairs samples nothing"):
-        real_trainer(config, *PAIRS, DATA)
-    metrics = real_trainer(config, *PAIRS, DATA, "kl.fresh=noise").step()
-    assert metrics["kl"] > 0
-
-
-def test_stored_pairs_have_no_noise_to_remember(tmp_path: Path) -> None:
-    """Neither for Direct-Align, which takes fresh noise."""
-    aligned = ["likelihood={fn: direct_align}", "loss={fn: reward_ascent}", "kl=null"]
-    config = write_pairs(tmp_path, lambda rows: None)
-    with pytest.raises(ConfigError, match="likelihood.noise=initial: plan pairs samples nothing"):
-        real_trainer(config, *PAIRS, *aligned)
-    metrics = real_trainer(config, *PAIRS, *aligned, "likelihood.noise=fresh").step()
-    assert metrics["grad_norm"] > 0
+    with pytest.raises(ConfigError, match=f"{key}={initial}: plan pairs samples nothing"):
+        real_trainer(config, *PAIRS, *options)
+    assert real_trainer(config, *PAIRS, *options, f"{key}={fresh}").step()[moved] > 0
 
 
 class Blind:

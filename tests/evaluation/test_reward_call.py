@@ -178,10 +178,6 @@ def wrong(*_: Any, **__: Any) -> None:
     raise KeyError("gone")
 
 
-def leaving(*_: Any) -> None:
-    raise SystemExit("no licence")
-
-
 def of_a_batch(batch: Any) -> Any:
     return batch.mean((1, 2, 3))
 
@@ -225,7 +221,6 @@ PROMPTS = PromptSet(["a"], [{"prompt": "a"}], "p", "p.txt", ["p.txt, line 1"])
             RewardError,
             r"'it': its argument 'metadata' is nothing that a reward gets; .* Write f\(images, ",
         ),
-        (lambda: ask("it", leaving, batch(), "here"), RewardError, "SystemExit: no licence"),
     ],
 )
 def test_every_failure_is_one_message_that_names_the_line(

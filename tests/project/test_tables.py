@@ -182,15 +182,6 @@ def test_the_line_of_what_learning_measured(tmp_path: Path, monkeypatch: Any) ->
     )
 
 
-def test_marks_of_method_pages_name_shipped_configs() -> None:
-    """Each config once on its page; a page may have no mark."""
-    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
-        marks = re.findall(r"<!-- gain: (\S+) -->", page.read_text(encoding="utf-8"))
-        named = [mark for mark in marks if mark != "end"]
-        assert len(named) == len(set(named)) == marks.count("end"), page.name
-        assert set(named) <= set(list_configs()), page.name
-
-
 def test_every_row_says_what_it_needs() -> None:
     """Shipped configs, once each; a gain lies within its interval, and the commits are named."""
     rows = script_module("results/gains").rows()

@@ -243,6 +243,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "1e400": lambda line: json.dumps(line).replace('"image": 1', '"image": 1e400'),
     "a place that is a text": lambda line: altered(line, prompt="first"),
     "a number": lambda line: "17",
+    "no JSON": lambda line: "{not json",
     "bytes": lambda line: b"\xff\xfe\x00",
     "nested": lambda line: "[" * 100_000 + "]" * 100_000,
 }

@@ -28,8 +28,8 @@ def test_the_windows_of_fast() -> None:
 # train_flux_pr.py (TempFlow-GRPO at 28a9b9be), my_train_flux_fast_with_op3.py (TurningPoint-GRPO at
 # 994d26a), train_flux.py and train_flux_kontext.py of X-GenGroup/PaCo-RL (08caac6), and the default
 # of Flow-Factory's flux1.py and flux1_kontext.py, read there.
-FLUX = ("flow_grpo", "flow_grpo_cps", "flow_grpo_fast", "flow_grpo_geneval", "flow_grpo_ocr")
-FLUX += ("grpo_guard", "tp_grpo", "awm", "diffusion_nft", "paco_rl")
+FLUX = ["flow_grpo", "flow_grpo_cps", "flow_grpo_fast", "flow_grpo_geneval", "flow_grpo_ocr"]
+FLUX += ["grpo_guard", "tp_grpo", "awm", "diffusion_nft", "paco_rl"]
 KONTEXT = [name for name in list_configs() if name.startswith("flux_kontext/")]
 ADAPTERS = dict.fromkeys([*(f"flux/{name}" for name in FLUX), *KONTEXT], (64, 128))
 ADAPTERS["flux/tempflow_grpo"] = (32, 64)

@@ -10,7 +10,7 @@ import typer
 from flowrl.cli import options
 from flowrl.cli.output import count_up, print_text, show_or_write, working
 from flowrl.core.errors import ConfigError
-from flowrl.core.tables import size, terminal_width
+from flowrl.core.tables import terminal_width
 
 CARD = 24.0  # GB, where this machine has no GPU
 
@@ -37,7 +37,7 @@ def estimate(
     """
     from flowrl.core.files import is_stdout
     from flowrl.cost.estimate import estimate as estimated
-    from flowrl.cost.fit_card import card_size, profile_of, profile_that_fits, short_verdict
+    from flowrl.cost.fit_card import card_size, profile_of, verdict, what_helps
     from flowrl.cost.report import estimate_as_json, estimate_text
 
     options.quiet_libraries()
@@ -48,23 +48,19 @@ def estimate(
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
     with working(f"working out what {config} takes"):
         found = estimated(chosen)
-        fits = short_verdict(found, gigabytes=gigabytes)
+        fits = verdict(found, gigabytes=gigabytes)
     # what was asked comes at once; what helps takes longer
     shown = json is None or not is_stdout(json)
     if shown:
         print_text(fits)
     facts = {**estimate_as_json(found), "card": {"gigabytes": gigabytes, "verdict": fits}}
-    with working("looking for the profile that fits"):
-        over = found.largest is not None and ": no, " in fits and profile is None
-        tried = profile_that_fits(chosen, gigabytes=gigabytes) if over else None
-    if tried is not None and tried.phase is not None:
-        says = "fits" if tried.fits else "is not enough"
-        line = f"--profile {tried.name} {says}: {size(tried.phase.bytes)} in {tried.phase.name}"
-        facts["card"] |= {"profile": tried.name, "profile_fits": tried.fits}
-        if shown:
-            print_text(line)
-    with working("looking for what helps"):
-        said = estimate_text(found, gigabytes=gigabytes, width=terminal_width()) if shown else ""
+    with working("looking for what makes it fit"):
+        helps = what_helps(found, gigabytes=gigabytes)
+    if helps.profile is not None:
+        facts["card"] |= {"profile": helps.profile.name, "profile_fits": helps.profile.fits}
+    if shown and helps.lines:
+        print_text("\n".join(helps.lines))
+    said = estimate_text(found, gigabytes=gigabytes, width=terminal_width()) if shown else ""
     show_or_write(f"\n{said}", facts, json)
 
 

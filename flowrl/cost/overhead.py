@@ -128,15 +128,13 @@ def measure_overhead(
 ) -> dict[str, Any]:
     """Run `iterations` after a warm-up, and time each call of the model inside them.
 
-    The overhead ratio is the whole iteration's time over that of the network's calls, forward and
-    backward, and of the VAE's. Both are taken in one run, on the processor's clock (on a GPU the
-    wall's), so that other work on the machine does not move it. `overhead_ratio_without_rewards`
-    leaves out the rewards' time, `overhead_ratio_with_vae` counts the decodes as overhead, and
-    `rollout_ratio` is of sampling alone. `shares` says where the time goes. What is timed scores
-    each part before it samples the next; with ``train.parts`` above 1 and overlap, an iteration
-    with and one without are timed by the wall too. Figures are medians over iterations (a plan may
-    fork elsewhere each time). ``progress`` hears how many are done. Raises ConfigError for less
-    than one iteration.
+    `shares` says where the time goes, and the overhead ratio is the whole iteration's time over
+    that of the network's calls, forward and backward, and of the VAE's. Both are taken in one run,
+    on the processor's clock (on a GPU the wall's), so that other work on the machine does not move
+    it. What is timed scores each part before it samples the next; with ``train.parts`` above 1 and
+    overlap, an iteration with and one without are timed by the wall too. Figures are medians over
+    iterations (a plan may fork elsewhere each time). ``progress`` hears how many are done. Raises
+    ConfigError for less than one iteration.
     """
     if iterations < 1:
         raise ConfigError(f"bench: expected at least 1 iteration, got {iterations}")
@@ -175,16 +173,9 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
         with without_overlap(trainer):
             row["apart"] = _wall_seconds(trainer)
 
-    # what one is to the other, and how much was done
-    bare = {name: timer.seconds[name] for name in BARE}
-    row |= {f"bare_{name}": seconds for name, seconds in bare.items()}
-    row["texts"] = timer.seconds["texts"]
-    row["ratio"] = total / sum(bare.values())
-    row["ratio_without_rewards"] = (total - clock.seconds["reward"]) / sum(bare.values())
-    row["ratio_with_vae"] = total / (bare["rollout"] + bare["train"])
-    sampled = bare["rollout"]
-    row["rollout_ratio"] = clock.seconds["rollout"] / sampled if sampled else 1.0
-    row["states"] = timer.states
+    # of it the calls alone, and how much was done
+    row |= {f"bare_{name}": timer.seconds[name] for name in BARE}
+    row |= {"texts": timer.seconds["texts"], "states": timer.states}
     return row | {"images": planned.images, "nfe": planned.nfe, "decisions": planned.decisions}
 
 
@@ -194,27 +185,19 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     middle = medians(rows)
     seconds = {name: middle[name] for name in PHASES}
     seconds |= {"other": middle["total"] - sum(seconds.values()), "all": middle["total"]}
+    bare = {name: middle[f"bare_{name}"] for name in BARE}
     apart = {"seconds_without_overlap": middle["apart"]} if "apart" in middle else {}
-    # each ratio also iteration by iteration, so that a reader sees how far they scatter
+    counts = {name: round(middle[name]) for name in ("images", "nfe", "decisions", "states")}
     return {
         "clock": "wall" if on_gpu() else "processor",
         "seconds": seconds,
-        "bare": {name: middle[f"bare_{name}"] for name in BARE},
+        "bare": bare,
         "shares": _shares(middle),
-        "overhead_ratio": middle["ratio"],
-        "overhead_ratios": [row["ratio"] for row in rows],
-        "overhead_ratio_without_rewards": middle["ratio_without_rewards"],
-        "overhead_ratios_without_rewards": [row["ratio_without_rewards"] for row in rows],
-        "overhead_ratio_with_vae": middle["ratio_with_vae"],
-        "rollout_ratio": middle["rollout_ratio"],
-        "rollout_ratios": [row["rollout_ratio"] for row in rows],
+        "overhead_ratio": middle["total"] / sum(bare.values()),
         "wall_seconds": middle["wall"],
         **apart,
-        "images": round(middle["images"]),
+        **counts,
         "images_per_s": median(row["images"] / row["wall"] for row in rows),
-        "nfe": round(middle["nfe"]),
-        "decisions": round(middle["decisions"]),
-        "states": round(middle["states"]),
         "environment": environment(),
     }
 
@@ -272,16 +255,12 @@ def overhead_table(result: dict[str, Any], *, width: int | None = None) -> str:
     shares = [[name, f"{share:.1%}"] for name, share in result["shares"].items()]
     clock = "processor's seconds" if result["clock"] == "processor" else "seconds"
     lines = [f"{result['config']}: median of {result['iterations']} iterations, {clock}", ""]
-    # the overhead by what counts as work: with or without rewards and VAE
     lines += [
         text_table([["part", "seconds"], *seconds], width=width),
         "",
         text_table([["where the time goes", "share"], *shares], width=width),
         "",
-        f"overhead ratio {result['overhead_ratio']:.3f} over the calls of network and VAE alone: "
-        f"{result['overhead_ratio_without_rewards']:.3f} without the rewards, "
-        f"{result['overhead_ratio_with_vae']:.3f} with the VAE's calls as overhead, "
-        f"{result['rollout_ratio']:.3f} of sampling alone",
+        f"overhead ratio {result['overhead_ratio']:.3f} over the calls of network and VAE alone",
         f"{result['images_per_s']:.1f} images/s   {result['nfe']} NFE   "
         f"{result['decisions']} decisions",
     ]

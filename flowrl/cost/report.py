@@ -7,7 +7,6 @@ from typing import Any
 
 from flowrl.core.tables import flop, parameter_count, size, text_table
 from flowrl.cost.estimate import Estimate
-from flowrl.cost.fit_card import verdict
 from flowrl.cost.memory import reward_networks
 from flowrl.cost.time_shares import time_lines, times_as_json
 from flowrl.training.method import TRAINED_CALLS, method_of
@@ -16,8 +15,8 @@ _INDENT = 11  # columns of the word that a line begins with
 
 
 def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None) -> str:
-    """Say an estimate in words below its `short_verdict` for a card of so many gigabytes, with what
-    helps where it does not fit last; tables of `width` columns, None: of any number."""
+    """Say an estimate in words, times on the cards of so many gigabytes; tables of `width` columns,
+    None: of any number."""
     config = found.config
     lines = [
         f"{config.name}: {config.model.kwargs.get('path', config.model.fn)}",
@@ -26,7 +25,7 @@ def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None
     lines += [*found.forecast.work.lines(), *calls(found)]
     lines += time_lines(found, gigabytes=gigabytes, width=width)
     lines += memory(found, width)
-    return "\n".join([*lines, "", *verdict(found, gigabytes=gigabytes)])
+    return "\n".join(lines)
 
 
 def calls(found: Estimate) -> list[str]:

@@ -23,7 +23,6 @@ from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.evaluation.velocity_drift import velocity_drift
 from flowrl.evaluation.video_files import save_film
-from flowrl.runs.best import best_iteration
 from flowrl.runs.evaluate import (
     eval_weights,
     evaluate,
@@ -49,9 +48,9 @@ from flowrl.runs.folder import (
     strip_file,
     write_evals,
 )
-from flowrl.runs.gain import gain_of
+from flowrl.runs.gain import best_iteration, gain_of
 from flowrl.runs.log import Log
-from flowrl.runs.monitors.watch import Watch
+from flowrl.runs.monitors import Watch
 from flowrl.runs.report.samples import run_grid, sample_files
 from flowrl.runs.start_run import train_command
 from flowrl.runs.stop import Interrupted, StopSignal

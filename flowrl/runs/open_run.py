@@ -18,8 +18,8 @@ from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.evaluation.contents import drawing_content, start_content
-from flowrl.runs.best import best_first
 from flowrl.runs.folder import CONFIG, EVALS, read_rows
+from flowrl.runs.gain import best_first
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
 from flowrl.training.checkpoint_state import checked_iteration

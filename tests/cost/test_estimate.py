@@ -24,12 +24,11 @@ from flowrl.cost.architecture import (
     released_parts,
     source_shape,
 )
-from flowrl.cost.dry_run import dry_run, prompt_lines
 from flowrl.cost.estimate import Estimate, estimate, judged, phase
 from flowrl.cost.fit_card import change, verdict, what_helps
 from flowrl.cost.memory import QUANTISED, kept_memory
 from flowrl.cost.meta_run import _inputs, meta_run, workload_of
-from flowrl.cost.report import calls, estimate_text, memory
+from flowrl.cost.report import calls, dry_run, estimate_text, memory, prompt_lines
 from flowrl.models.pipeline import pipeline
 from flowrl.runs.composed import composed
 from flowrl.training.rehearsal import check_plan

@@ -29,11 +29,10 @@ from flowrl.config.calls import Call
 from flowrl.config.load import Config, load_config
 from flowrl.core.tables import size
 from flowrl.cost.architecture import count
-from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change, verdict, what_helps
 from flowrl.cost.memory import PARAMETERS, SCORING, reward_networks
-from flowrl.cost.report import estimate_as_json, memory
+from flowrl.cost.report import dry_run, estimate_as_json, memory
 from rewards._backbones.blip import ImageRewardNet, Sizes
 from rewards.aesthetic import collapse, layered
 from rewards.hpsv3 import head

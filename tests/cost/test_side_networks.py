@@ -23,7 +23,7 @@ from flowrl.config.load import load_config
 from flowrl.core.devices import DTYPES
 from flowrl.cost import side_networks
 from flowrl.cost.architecture import architecture_of, build
-from flowrl.cost.side_networks import Tower, encoding_work, reward_call_work, rewards_work
+from flowrl.cost.time_shares import Tower, encoding_work, reward_call_work, rewards_work
 from flowrl.models.tiny import save_tiny, tinies
 from rewards._backbones.blip import ImageRewardNet, Sizes
 

@@ -26,12 +26,12 @@ from comparekit import (
 
 from flowrl.core.errors import ConfigError, RewardError, RunError
 from flowrl.evaluation.crossed_errors import weights_of
-from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
+from flowrl.runs.compare.budgets import Budgets, Spent, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.records import unpacked
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import different, read_result
+from flowrl.runs.compare.summary import unpacked
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import lock, read_rows
 from flowrl.runs.open_run import open_run

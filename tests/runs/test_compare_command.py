@@ -21,10 +21,10 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare.budgets import Budgets, TimeLeft, comparable, different
+from flowrl.runs.compare.budgets import Budgets, TimeLeft
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import comparable, different, read_result
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_prompts, read_rows, strip_file
 from flowrl.runs.open_run import open_run

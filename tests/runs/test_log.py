@@ -18,7 +18,6 @@ from toykit import toy
 
 from flowrl.core.errors import RunError
 from flowrl.runs import log as log_module
-from flowrl.runs.best import best_iteration
 from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
@@ -29,6 +28,7 @@ from flowrl.runs.folder import (
     read_prompts,
     read_rows,
 )
+from flowrl.runs.gain import best_iteration
 from flowrl.runs.log import RunLogger
 from flowrl.runs.train import train
 

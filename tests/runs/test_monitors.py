@@ -26,8 +26,7 @@ from flowrl.config.sections import (
 )
 from flowrl.core.errors import ConfigError
 from flowrl.runs import evaluate, milestones
-from flowrl.runs.monitors.alarms import hacking, look, noise_of_change, plateau
-from flowrl.runs.monitors.watch import follow_kl, go_back
+from flowrl.runs.monitors import follow_kl, go_back, hacking, look, noise_of_change, plateau
 from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train

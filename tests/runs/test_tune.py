@@ -18,7 +18,8 @@ from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.runs.compare import tune
-from flowrl.runs.compare.budgets import Budgets, comparable
+from flowrl.runs.compare.budgets import Budgets
+from flowrl.runs.compare.records import comparable
 from flowrl.runs.compare.search_space import (
     Range,
     Values,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.sections import GradientsMonitor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import is_finite_number, write_json, write_text
 from flowrl.core.identity import differences
@@ -22,6 +21,8 @@ from flowrl.runs.compare.records import (
     Evaluated,
     Record,
     Totals,
+    comparable,
+    different,
     mistake,
     stored,
 )
@@ -106,42 +107,6 @@ class TimeLeft:
         done = self.done + self.size * (used - self.first)
         minutes = (time.perf_counter() - self.began) / 60
         return minutes * (self.todo - self.size * used) / done if done else math.nan
-
-
-def different(a: Mapping[str, Any], b: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the dotted keys in which two nested dicts differ, each with both values."""
-    out = []
-    for key in dict.fromkeys([*a, *b]):
-        one, two, name = a.get(key), b.get(key), f"{path}{key}"
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            out += different(one, two, f"{name}.")
-        elif one != two:
-            out.append(f"{name} ({one!r} and {two!r})")
-    return out
-
-
-def comparable(config: Config) -> dict[str, Any]:
-    """Return a config as plain data without what has no effect on a run under budgets."""
-    raw = config.to_dict()
-    without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
-    for section, keys in without.items():
-        raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
-    del raw["checkpoint"]
-    acting = _acting(config, raw.pop("monitors"))
-    return raw | ({"monitors": acting} if acting else {})
-
-
-def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the monitors changes a run under budgets, where it is not the default: which
-    steps are skipped, and the weight of the KL."""
-    acting, gradients = dict[str, Any](), config.monitors.gradients
-    if gradients != GradientsMonitor():
-        # null in place of a word would be taken for a default that is not there
-        skips = gradients is not None and gradients.action == "skip"
-        acting["gradients"] = raw["gradients"] if skips else "off"
-    if config.monitors.adaptive_kl is not None:
-        acting["adaptive_kl"] = raw["adaptive_kl"]
-    return acting
 
 
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:

@@ -16,17 +16,14 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
-from flowrl.runs.compare.budgets import (
-    Budgets,
-    TimeLeft,
-    different,
-)
+from flowrl.runs.compare.budgets import Budgets, TimeLeft
 from flowrl.runs.compare.one_run import base_of, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
-from flowrl.runs.compare.records import check_judged
-from flowrl.runs.compare.result_file import (
+from flowrl.runs.compare.records import (
     add_run,
     check_base,
+    check_judged,
+    different,
     entry_of,
     open_result,
     read_result,
@@ -84,7 +81,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     configs = [what.load(name) for name in what.configs]
     _check(what, configs)
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
-        result = open_result(what.out, configs, what.budgets, _stated(what))
+        result = open_result(what.out, configs, what.budgets._asdict(), _stated(what))
         names = {config.name for config in configs}
         names |= {one["name"] for one in result["configs"]}
         for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
@@ -341,7 +338,7 @@ def write_comparison(result: Result, out: Path, figures: Path, runs: Path) -> li
 
 def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
     """Draw the figures into a folder -> the files."""
-    from flowrl.runs.compare.figures import accuracy_figure, gains_figure
+    from flowrl.runs.compare.tables import accuracy_figure, gains_figure
     from flowrl.runs.report.style import save_figure
 
     drawn = {

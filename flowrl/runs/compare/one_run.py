@@ -27,13 +27,20 @@ from flowrl.runs.compare.budgets import (
     check_begun,
     check_same_run,
     claim,
-    different,
     drop_evaluations,
     result,
     spent_at,
 )
-from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
-from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.records import (
+    AGAIN,
+    BaseFile,
+    RunFile,
+    check_whose,
+    different,
+    setting,
+    stored,
+)
+from flowrl.runs.compare.summary import packed
 from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
 from flowrl.runs.folder import (
     CHECKPOINTS,
@@ -49,7 +56,7 @@ from flowrl.runs.folder import (
 )
 from flowrl.runs.log import LOGS, RunLogger, Silence, headline_label
 from flowrl.runs.milestones import keep_samples
-from flowrl.runs.monitors.watch import follow_kl
+from flowrl.runs.monitors import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer

@@ -23,17 +23,10 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.installation import install
 from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
-from flowrl.runs.compare.budgets import (
-    Budgets,
-    TimeLeft,
-    check_same_run,
-    comparable,
-    different,
-)
+from flowrl.runs.compare.budgets import Budgets, TimeLeft, check_same_run
 from flowrl.runs.compare.one_run import base_of, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_side_by_side
-from flowrl.runs.compare.records import check_judged
-from flowrl.runs.compare.result_file import setting, without_seed
+from flowrl.runs.compare.records import check_judged, comparable, different, setting, without_seed
 from flowrl.runs.compare.search_space import (
     Space,
     Value,

@@ -38,8 +38,7 @@ from flowrl.runs.report.samples import (
     thumbnail,
 )
 from flowrl.runs.view.apart import Verdicts
-from flowrl.runs.view.ballots import Booth, Side
-from flowrl.runs.view.links import PATH, Links, mark_of
+from flowrl.runs.view.ballots import PATH, Booth, Links, Side, mark_of
 from flowrl.runs.view.listing import Listing, find_runs, stamp, stamps
 
 PORT = 8322

@@ -33,7 +33,7 @@ from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import packed
 
 LISTS = "assets/shapes"
 

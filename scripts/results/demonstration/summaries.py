@@ -20,7 +20,7 @@ from variety import OPEN, kept
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import unpacked
+from flowrl.runs.compare.summary import unpacked
 
 FILE = Path("assets/results/demonstration.json")
 GAIN = "_minus_"

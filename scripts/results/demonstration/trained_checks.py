@@ -28,7 +28,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import packed
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open_run import chosen_checkpoint, saved_config
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare.budgets import Budgets, TimeLeft
+from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.records import comparable, different, read_result
@@ -240,21 +238,6 @@ def the_grid_has_a_column_per_config(what: Comparison) -> None:
     drawn, _ = read_prompts(what.runs / "base")
     expected = sample_all(model, config, drawn, seed=config.samples.seed)
     assert torch.equal(load_strip(strip_file(what.runs / "base", 0), 2), expected)
-
-
-def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three runs of 1, the first taken up at a quarter: half a run took a minute, so 2.25 runs take
-    4.5 minutes."""
-    now = itertools.chain([0.0], itertools.repeat(60.0))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    pace = TimeLeft(3)
-    pace.start(1)
-    assert math.isnan(pace(0.25))
-    assert pace(0.75) == pytest.approx(2.25 / 0.5)
-    pace.finish()
-    pace.start(1)
-    pace(0.0)
-    assert pace(0.25) == pytest.approx(1.75 / (0.75 + 0.25))
 
 
 def test_without_seconds_runs_end_and_are_judged_by_evaluations_alone(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,34 +80,6 @@ class Budgets(NamedTuple):
         return [k for k, end in ends.items() if getattr(before, k) < end <= getattr(now, k)]
 
 
-class TimeLeft:
-    """Tell how many minutes the whole comparison still takes, from the work done since it was
-    started."""
-
-    def __init__(self, todo: float) -> None:
-        self.todo, self.done, self.size, self.first = todo, 0.0, 0.0, math.nan
-        self.began = time.perf_counter()
-
-    def start(self, size: float) -> None:
-        """Begin a run of `size` units of work."""
-        self.size, self.first = size, math.nan
-
-    def finish(self) -> None:
-        """End the run."""
-        self.todo -= self.size
-        self.done += 0.0 if math.isnan(self.first) else self.size * (1 - self.first)
-
-    def __call__(self, used: float) -> float:
-        """Return the minutes left when the run has used a share of its budgets; NaN before it is
-        known."""
-        # a resumed run starts somewhere; the first report is already one iteration on
-        if math.isnan(self.first):
-            self.first = used
-        done = self.done + self.size * (used - self.first)
-        minutes = (time.perf_counter() - self.began) / 60
-        return minutes * (self.todo - self.size * used) / done if done else math.nan
-
-
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
     """Raise ConfigError if the folder holds a run of another config, of other budgets, or of a
     model, rewards or prompts that have changed under their names."""
@@ -124,7 +95,7 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
     wrong = different(comparable(there), comparable(config))
     claimed = _claimed(folder)
     wrong += different(claimed["budgets"], budgets._asdict())
-    if claimed.get("content") is not None and not wrong:
+    if not wrong:
         wrong += differences(claimed["content"], trained_content(config))
     if wrong:
         raise ConfigError(

@@ -16,7 +16,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
-from flowrl.runs.compare.budgets import Budgets, TimeLeft
+from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.one_run import base_of, spend
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
 from flowrl.runs.compare.records import (
@@ -34,7 +34,7 @@ from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_res
 from flowrl.runs.compare.tables import markdown, power_before
 from flowrl.runs.folder import RESULT, lock, read_object, read_prompts, read_verdicts
 from flowrl.runs.report.samples import sample_files
-from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.runs.stop import StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer
 
@@ -116,7 +116,6 @@ class _Runs:
     ) -> None:
         self.what, self.configs, self.result = what, configs, result
         self.stop, self.quiet = stop, quiet
-        self.left = TimeLeft(_work(what, configs, result))
 
     def asked(self) -> list[Asked]:
         """Return the runs of all seeds at the rates of the result, seed by seed."""
@@ -136,7 +135,7 @@ class _Runs:
     def keep(self, run: Asked) -> None:
         """Put a run into the result and its file; what is not there yet is run first."""
         config = load_config(run.config, list(run.overrides), run.plugins)
-        found = self._run(config, f"{config.name}/{run.folder.name}", run.budgets, 1.0)
+        found = self._run(config, f"{config.name}/{run.folder.name}", run.budgets)
         check_judged(found, self.result["base"], run.folder)
         add_run(self.result, entry_of(self.result, config, run.label), found)
         self.result = write_result(self.result, self.what.out)
@@ -171,7 +170,7 @@ class _Runs:
         points = 1 if search.prompts else 0
         budgets = what.budgets._replace(nfe=share, seconds=0.0, points=points)
         place = f"{config.name}/search-x{factor:g}"
-        run = self._run(what.load(name, *more), place, budgets, search.share)
+        run = self._run(what.load(name, *more), place, budgets)
         score = None
         if run["failed"] is None and search.prompts:
             score = run["at"]["nfe"]["score"]
@@ -180,41 +179,14 @@ class _Runs:
         kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
         return {"factor": factor, "score": score, **kept}
 
-    def _run(self, config: Config, name: str, budgets: Budgets, size: float) -> dict[str, Any]:
-        """Run a config in its folder; `size` is its share of a whole run, for the time left."""
-        folder = self.what.runs / name
-        fresh = not (folder / RESULT).exists()
-        if fresh and self.stop.asked:
-            raise Interrupted("stopped between two runs; the same command goes on")
-        if fresh:
-            self.left.start(size)
-        options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
-        options["track"] = self.what.track
-        found = spend(config, folder, budgets, stop=self.stop, **options)
-        if fresh:
-            self.left.finish()
-        return found
+    def _run(self, config: Config, name: str, budgets: Budgets) -> dict[str, Any]:
+        options: dict[str, Any] = {"quiet": self.quiet, "track": self.what.track}
+        return spend(config, self.what.runs / name, budgets, stop=self.stop, **options)
 
 
 def _seeds_of(entry: Result) -> set[int]:
     """Return the seeds that an entry of a result file has a run of."""
     return {run["seed"] for run in entry["seeds"]}
-
-
-def _work(what: Comparison, configs: Sequence[Config], result: Result) -> float:
-    """Add up the runs that are still to be done; a seed counts 1, a search run its share."""
-    there = {entry["name"]: _seeds_of(entry) for entry in result["configs"]}
-    todo = 0.0
-    for config in configs:
-        done = there.get(config.name, set())
-        sizes = {f"seed{seed}": 1.0 for seed in what.seeds if seed not in done}
-        if what.search and not done:
-            for factor in what.search.factors:
-                sizes[f"search-x{factor:g}"] = what.search.share
-        for name, size in sizes.items():
-            if not (what.runs / config.name / name / RESULT).exists():
-                todo += size
-    return todo
 
 
 def _stated(what: Comparison) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@ training, once per folder of runs."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,6 @@ BUDGET_COLUMNS = {"used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
 clock = time.perf_counter
 Say = Callable[[str], object]  # tells the user
-MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
 Judged = Callable[[Mapping[str, Any]], object]  # is told each evaluation, and may raise
 
 
@@ -81,7 +81,6 @@ def spend(
     *,
     stop: Stop,
     quiet: bool = False,
-    minutes_left: MinutesLeft | None = None,
     judged: Judged | None = None,
     track: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -100,6 +99,8 @@ def spend(
     if found:
         check_whose(found, config, folder / RESULT)
         return found
+    if stop.asked:
+        raise Interrupted("stopped between two runs; the same command goes on")
     with lock(folder, mend="wait for it") as held:
         free_memory()  # of the run before
         start = _newest(folder)
@@ -118,7 +119,7 @@ def spend(
         with RunLogger(folder, trainer.iteration, **options) as log:
             trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, judged)
+            run = _BudgetedRun(trainer, folder, budgets, log, judged)
             trainer.encode_ahead()
             try:
                 failed = run.train(stop)
@@ -170,11 +171,10 @@ class _BudgetedRun:
         folder: Path,
         budgets: Budgets,
         log: RunLogger,
-        minutes_left: MinutesLeft | None,
         judged: Judged | None,
     ) -> None:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
-        self.minutes_left, self.judged = minutes_left, judged
+        self.judged = judged
 
     def train(self, stop: Stop) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
@@ -229,9 +229,8 @@ class _BudgetedRun:
 
     def _log(self, metrics: dict[str, float], spent: Spent) -> None:
         used = self.budgets.used(spent)
-        mine = {**spent.metrics(), "used": 100 * used}
-        if self.minutes_left:
-            mine["minutes_left"] = round(self.minutes_left(used), 1)
+        left = spent.seconds / 60 * (1 - used) / used if used else math.nan
+        mine = {**spent.metrics(), "used": 100 * used, "minutes_left": round(left, 1)}
         trainer = self.trainer
         self.log.log(trainer.iteration - 1, {**metrics, **mine}, images=trainer.cost.images)
 
@@ -320,8 +319,6 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
             raise ConfigError(
                 f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"
             )
-        if found.get("content") is None:
-            raise ConfigError(f"{folder / RESULT}: an earlier version of flowrl wrote it; {mend}")
         wrong = differences(found["content"], content)
         if wrong:
             raise ConfigError(

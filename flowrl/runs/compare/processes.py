@@ -209,8 +209,6 @@ def _spend(run: Asked, wish: Wish) -> None:
         library.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore", OverlapWarning)
     config = load_config(run.config, list(run.overrides), run.plugins)
-    if wish.asked:
-        raise Interrupted("stopped before it began")
     options: dict[str, Any] = {"quiet": True, "judged": run.judged, "track": run.track}
     spend(config, run.folder, run.budgets, stop=wish, **options)
 
@@ -249,8 +247,6 @@ def train_all(
     if processes > 1:
         train_side_by_side(runs, processes, stop, keep_first, quiet=quiet)
     for run in [run for run in runs if run.folder not in kept]:
-        if stop.asked:
-            raise Interrupted(f"stopped between two runs; {GO_ON}")
         keep(run)
 
 

@@ -64,7 +64,7 @@ class Claim(Record):
 
     budgets: BudgetsRecord
     environment: Object
-    content: Object | None = None  # what it begins with; None of an earlier version
+    content: Object  # what it begins with
 
 
 class Totals(Record):
@@ -159,7 +159,7 @@ class BaseFile(Record):
 
     setting: Object
     base: Base
-    content: Object | None = None  # what these names stood for; None of an earlier version
+    content: Object  # what these names stood for
 
 
 class SearchRecord(Record):

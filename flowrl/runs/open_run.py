@@ -103,20 +103,6 @@ class OpenedRun(NamedTuple):
     checkpoint: Facts | None = None  # the files of the weights, and their SHA-256; None of the base
 
 
-def open_run(
-    path: str | Path,
-    *,
-    weights: str | None = None,
-    iteration: Which = None,
-    overrides: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-) -> tuple[FlowModel, Config, int]:
-    """Load the model of a run at a checkpoint, as `load_run` does -> (model, config, iteration)."""
-    return load_run(
-        path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
-    )[:3]
-
-
 def load_run(
     path: str | Path,
     *,

@@ -25,7 +25,7 @@ from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.records import comparable, different, read_result
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_prompts, read_rows, strip_file
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.stop import StopSignal
 
 pytestmark = pytest.mark.integration
@@ -234,7 +234,9 @@ def the_grid_has_a_column_per_config(what: Comparison) -> None:
     assert isinstance(one, Image.Image) and isinstance(two, Image.Image)
     assert two.height == one.height and two.width > one.width
     assert sample_grid({**result, "base": {}}, what.runs) is None  # of another comparison
-    model, config, _ = open_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))
+    model, config, _ = load_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))[
+        :3
+    ]
     drawn, _ = read_prompts(what.runs / "base")
     expected = sample_all(model, config, drawn, seed=config.samples.seed)
     assert torch.equal(load_strip(strip_file(what.runs / "base", 0), 2), expected)

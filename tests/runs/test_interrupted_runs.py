@@ -27,7 +27,7 @@ from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunErr
 from flowrl.core.types import RewardBatch
 from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, read_rows, try_lock
 from flowrl.runs.milestones import Checkpoints
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
@@ -309,7 +309,7 @@ def test_a_run_with_a_function_as_its_reward(tmp_path: Path) -> None:
 
     summary = train(config, run, rewards={"bright": bright}, quiet=True)
     assert 0 < summary["after"]["bright"] < 1
-    assert open_run(run, plugins=("toykit",))[2] == 1
+    assert load_run(run, plugins=("toykit",))[2] == 1
     again = load_config(run / CONFIG, ("train.iterations=2",), ("toykit",))
     with pytest.raises(ConfigError, match=r"over again: flowrl.open\(run, rewards={'bright'"):
         train(again, run, resume=True, quiet=True)
@@ -321,7 +321,7 @@ def test_a_run_is_opened_without_the_plugin_of_its_reward(tmp_path: Path) -> Non
     train(config, tmp_path / "run", quiet=True)
     text = (tmp_path / "run" / CONFIG).read_text().replace("toykit.redness", "elsewhere.redness")
     (tmp_path / "run" / CONFIG).write_text(text)
-    _, opened, iteration = open_run(tmp_path / "run", plugins=("toykit",))
+    _, opened, iteration = load_run(tmp_path / "run", plugins=("toykit",))[:3]
     assert iteration == 1 and opened.rewards["red"].fn == "elsewhere.redness"
     with pytest.raises(ConfigError, match="--plugin elsewhere"):
         opened.rewards["red"].make()

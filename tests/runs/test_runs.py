@@ -24,7 +24,7 @@ from flowrl.core.errors import CheckpointError, ConfigError, DataError, RunError
 from flowrl.core.types import Cond
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import describe_training, train
@@ -213,14 +213,14 @@ def test_schedules_and_weights(home: Path, tmp_path: Path) -> None:
     assert summary["best"] == best and summary["stopped"] is None
     assert {row["setting"].pop("weights") for row in evals} == {"current"}
     for which, at in ((None, 2), ("best", 2), ("last", 4), (4, 4), ("4", 4)):
-        model, again, iteration = open_run(run, iteration=which, plugins=("toykit",))
+        model, again, iteration = load_run(run, iteration=which, plugins=("toykit",))[:3]
         assert iteration == at and again == config
         row = {**evals[at // 2]}
         assert row.pop("drift") > 0 and {"iteration": at, **evaluate(model, again)} == row
     with pytest.raises(CheckpointError, match="expected the number of an iteration, best or last"):
-        open_run(run, iteration="first", plugins=("toykit",))
+        load_run(run, iteration="first", plugins=("toykit",))
     with pytest.raises(CheckpointError, match="has no 'ema' weights, only current"):
-        open_run(run, weights="ema", plugins=("toykit",))
+        load_run(run, weights="ema", plugins=("toykit",))
 
 
 def test_headline_and_describe(home: Path) -> None:

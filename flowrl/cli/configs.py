@@ -70,9 +70,6 @@ def methods(
         ),
     ],
     *,
-    configs: Annotated[
-        bool, typer.Option("--configs", help="show each config and its axes, of all methods")
-    ] = False,
     cost: Annotated[
         bool, typer.Option("--cost", help="add network calls per image; loads every config")
     ] = False,
@@ -88,5 +85,5 @@ def methods(
         rows.append(describe_method(method, cost=cost))
     if cost:
         count_up(len(known), len(known), "methods")
-    drawn = methods_in_full if names or configs else methods_table
+    drawn = methods_in_full if names else methods_table
     show_or_write(lambda width: drawn(rows, width=width), rows, json)

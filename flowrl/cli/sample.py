@@ -59,7 +59,8 @@ def sample(
     from flowrl.evaluation.image_grids import labelled_grid, page_format, save_page
     from flowrl.evaluation.reward_call import frames_of
     from flowrl.evaluation.video_files import KINDS, save_film
-    from flowrl.runs.evaluate import given_sources, sample_or_choose
+    from flowrl.runs.evaluate import best_by as chooser
+    from flowrl.runs.evaluate import given_sources, sample_all
 
     # where it cannot be written is known before anything loads
     if out.suffix.lower() not in KINDS:
@@ -73,7 +74,11 @@ def sample(
     # sample: the images of a prompt stand in one row
     starts = given_sources(found.model, chosen, prompts, source or [])
     with explained(chosen, "sample"):
-        drawn, by = sample_or_choose(found, prompts, images, source or [], starts)
+        reward = None
+        if chosen.eval.best_of > 1:
+            reward = chooser(found.model, chosen, prompts, source or [])
+        options_ = {"seed": chosen.eval.seed, "images": images, "base": found.base, "by": reward}
+        drawn = sample_all(found.model, chosen, prompts, sources=starts, **options_)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
     sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
@@ -83,6 +88,7 @@ def sample(
         save_page(labelled_grid(columns, prompts, starts=sources), out)
     facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
     facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
+    by = reward.name if reward else ""
     facts |= {"best_of": chosen.eval.best_of, "best_by": by} if by else {}
     each = f", each the best of {chosen.eval.best_of} by {by}" if by else ""
     text = f"{len(drawn)} images of {found.what}{each}: {out}"

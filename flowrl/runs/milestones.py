@@ -296,7 +296,8 @@ class Milestones:
         all_draw = trainer.sharded or trainer.world.context > 1
         if _due(trainer.config.samples.every, trainer, end=end) and (main or all_draw):
             with log.phase("samples"):
-                draw_samples(trainer, run, log)
+                # the same prompts from the same noise as at every other iteration
+                keep_samples(trainer, run, log, *sample_grid_prompts(trainer))
 
 
 class _StopAsked(FlowRLError):
@@ -309,11 +310,6 @@ def _due(every: int, trainer: Trainer, *, end: bool) -> bool:
     now, last = trainer.iteration, trainer.config.train.iterations
     usual = now in (0, last) or bool(every and now % every == 0)
     return usual != end
-
-
-def draw_samples(trainer: Trainer, run: Path, log: Log) -> None:
-    """Draw the same prompts from the same noise as at every other iteration."""
-    keep_samples(trainer, run, log, *sample_grid_prompts(trainer))
 
 
 def keep_samples(trainer: Trainer, run: Path, log: Log, texts: list[str], images: Tensor) -> None:

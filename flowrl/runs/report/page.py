@@ -143,7 +143,9 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "by_step": by_step(metrics),
         "histograms": evenly(read_rows(run, HISTOGRAMS), 60),
         "config": {key: _text(value) for key, value in config.items()},
-        "environment": {key: _text(value) for key, value in _environment(folder).items()},
+        "environment": {
+            key: _text(value) for key, value in read_object(folder, ENVIRONMENT).items()
+        },
         "noise": str(config.get("samples.seed", "")),
     }
 
@@ -245,10 +247,6 @@ def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         "tables": tables,
         "other": other if config else [],
     }
-
-
-def _environment(folder: Path) -> dict[str, Any]:
-    return read_object(folder, ENVIRONMENT)
 
 
 def _text(value: Any) -> str:

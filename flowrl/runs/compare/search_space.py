@@ -25,7 +25,7 @@ _WHOLE = re.compile(r"[+-]?\d+")
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-    Space = dict[str, BaseDistribution]
+Space = dict[str, "BaseDistribution"]
 
 
 def import_optuna() -> Any:

@@ -129,7 +129,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
     folder, metrics = Path(run), read_metrics(run)
     summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
     both = "before" in summary and "after" in summary
-    config = _config(folder)
+    config, machine = _config(folder), read_object(folder, ENVIRONMENT)
     # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
@@ -143,9 +143,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "by_step": by_step(metrics),
         "histograms": evenly(read_rows(run, HISTOGRAMS), 60),
         "config": {key: _text(value) for key, value in config.items()},
-        "environment": {
-            key: _text(value) for key, value in read_object(folder, ENVIRONMENT).items()
-        },
+        "environment": {key: _text(value) for key, value in machine.items()},
         "noise": str(config.get("samples.seed", "")),
     }
 

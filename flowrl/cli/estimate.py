@@ -141,12 +141,12 @@ def bench(
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
-    """Time the parts of an iteration against the calls of network and VAE alone."""
-    from flowrl.cost.overhead import measure_overhead as timed
-    from flowrl.cost.overhead import overhead_table
+    """Time an iteration by phase: sampling, decoding, rewards, training."""
+    from flowrl.cost.phases import measure_phases as timed
+    from flowrl.cost.phases import phases_table
 
     options.quiet_libraries()
     chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
     counted = partial(count_up, of="iterations")
     result = timed(chosen, iterations=iterations, progress=counted)
-    show_or_write(lambda width: overhead_table(result, width=width), result, json)
+    show_or_write(lambda width: phases_table(result, width=width), result, json)

@@ -359,7 +359,7 @@ def test_events_that_cannot_be_written_end_no_run(
 @pytest.mark.parametrize("line", ['{"iteration": 0, "total": "a"}', '{"iteration": {}}'])
 def test_times_that_are_no_numbers_are_found_before_training(tmp_path: Path, line: str) -> None:
     (tmp_path / TIMING).write_text(f'{line}\n{{"iteration": 1, "total": 0.5}}\n')
-    with pytest.raises(RunError, match=r"timing\.jsonl, line 1: expected an object with a whole"):
+    with pytest.raises(RunError, match=r"timing\.jsonl, line 1: "):
         RunLogger(tmp_path, 1, tensorboard=False, quiet=True)
 
 

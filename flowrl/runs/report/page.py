@@ -14,12 +14,9 @@ from typing import Any
 import jinja2
 
 from flowrl.config.load import differences, flat
-from flowrl.config.overrides import parse_yaml
-from flowrl.core.errors import ConfigError, DataError, FlowRLError, RunError
-from flowrl.core.files import read_text
+from flowrl.core.errors import DataError, FlowRLError, RunError
 from flowrl.core.tables import fixed_digits, text_table
 from flowrl.runs.folder import (
-    CONFIG,
     DOCTOR,
     ENVIRONMENT,
     EVALS,
@@ -36,6 +33,7 @@ from flowrl.runs.folder import (
     read_metrics,
     read_object,
     read_rows,
+    read_settings,
 )
 from flowrl.runs.gain import base_is_best, run_gain
 from flowrl.runs.report.columns import by_step, panels
@@ -129,7 +127,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
     folder, metrics = Path(run), read_metrics(run)
     summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
     both = "before" in summary and "after" in summary
-    config, machine = _config(folder), read_object(folder, ENVIRONMENT)
+    config, machine = flat(read_settings(run)), read_object(run, ENVIRONMENT)
     # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
@@ -199,21 +197,6 @@ def _value(value: str | int | float) -> str:
     if not isinstance(value, float):
         return str(value)
     return format(value, ",.0f" if abs(value) >= 1000 else ".4g")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """Read the resolved config by dotted key; {} where there is none."""
-    path = folder / CONFIG
-    try:
-        # as a config is read that is trained: without aliases, which can grow without bounds
-        found = parse_yaml(read_text(path), str(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path}: expected a mapping, got {type(found).__name__}")
-    return flat(found)
 
 
 def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from flowrl.config.overrides import parse_yaml
 from flowrl.core import votes
-from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import read_json, read_text, write_json
+from flowrl.core.errors import DataError, RunError
+from flowrl.core.files import read_json, write_json
 from flowrl.core.votes import (
     VotePair,
     append_vote,
@@ -32,7 +31,7 @@ from flowrl.core.votes import (
     pair_of,
     read_votes,
 )
-from flowrl.runs.folder import CONFIG, PROMPTS, SAMPLES, read_object, read_prompts
+from flowrl.runs.folder import PROMPTS, SAMPLES, read_object, read_prompts, read_settings
 from flowrl.runs.report.samples import sample_keys, source_tiles, strip_of
 from flowrl.runs.view.apart import strengths
 
@@ -301,11 +300,8 @@ def _noise(run: Path) -> Any:
     about = read_object(run / SAMPLES, PROMPTS) if (run / SAMPLES / PROMPTS).exists() else {}
     if "seed" in about:
         return about["seed"]
-    try:
-        config = parse_yaml(read_text(run / CONFIG), str(run / CONFIG))
-        return config.get("samples", {}).get("seed")
-    except (OSError, UnicodeDecodeError, ConfigError, AttributeError) as error:
-        raise RunError(f"cannot read {run / CONFIG}: {error}") from error
+    samples = read_settings(run).get("samples")
+    return samples.get("seed") if isinstance(samples, dict) else None
 
 
 def _natural(name: str) -> tuple[str, int]:

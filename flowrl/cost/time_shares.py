@@ -45,13 +45,13 @@ class Tower(NamedTuple):
     heads: int = 0  # width of all queries; 0 = `width`
     keys: int = 0  # width of all keys; 0 = that of the queries
 
-    def work(self, tokens: int, *, seen: int = 0) -> int:
+    def work(self, tokens: int) -> int:
         """Count the operations of one sequence: products with weights, and attention of all tokens
-        to all, or to `seen` others only."""
+        to all."""
         heads = self.heads or self.width
         keys = self.keys or heads
         weights = 2 * self.width * (heads + keys) + self.products * self.width * self.inner
-        attention = 2 * heads * (seen or tokens)
+        attention = 2 * heads * tokens
         return 2 * tokens * self.layers * (weights + attention)
 
 
@@ -316,10 +316,10 @@ def _drawn(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     return text_table(rows, width=inner).splitlines()
 
 
-def times_as_json(found: Estimate, iterations: int = ITERATIONS) -> dict[str, object]:
+def times_as_json(found: Estimate) -> dict[str, object]:
     """Return what the time is spent on as plain data: operations and bytes by part, and seconds on
     every card, [fast, slow]; {} where nothing could be counted."""
-    times = times_of(found, iterations)
+    times = times_of(found)
     if times is None:
         return {}
     work = {}

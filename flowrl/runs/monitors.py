@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,32 +78,21 @@ def _write(run: Path, rows: Rows) -> None:
 Metrics = Mapping[str, float]
 Memory = dict[str, Any]
 FIRST = 3  # iterations that say how a run began
-ALARMS = ("diversity", "images", "ratio", "gradients", "zero_std", "prompts")
 
 
 SURE = 2.33  # standard errors; chance alone exceeds them once in a hundred times
 
 
 def look(monitors: MonitorsConfig, metrics: Metrics, memory: Memory) -> dict[str, Alarm | None]:
-    """Ask every monitor that is on about an iteration, and remember what it needs later."""
-    start = _start(metrics, memory)
-    found: dict[str, Alarm | None] = {}
-    if monitors.diversity:
-        found["diversity"] = diversity(monitors.diversity, metrics, start)
-    if monitors.images:
-        found["images"] = image_looks(monitors.images, metrics, start)
-    if monitors.gradients:
-        found["gradients"] = gradients(monitors.gradients, metrics)
-    # those that speak after several iterations in a row
-    if monitors.ratio:
-        alarm = ratio(monitors.ratio, metrics)
-        found["ratio"] = _lasting("ratio", alarm, monitors.ratio.patience, memory)
-    if monitors.zero_std:
-        alarm = zero_std(monitors.zero_std, metrics)
-        found["zero_std"] = _lasting("zero_std", alarm, monitors.zero_std.patience, memory)
-    if monitors.prompts:
-        alarm = prompts(monitors.prompts, metrics)
-        found["prompts"] = _lasting("prompts", alarm, monitors.prompts.patience, memory)
+    """Ask every monitor that is on about an iteration, and remember what it needs later; one with a
+    patience speaks after so many iterations in a row."""
+    start, found = _start(metrics, memory), dict[str, Alarm | None]()
+    for name, check in CHECKS.items():
+        options = getattr(monitors, name)
+        if options:
+            found[name] = check(options, metrics, start)
+            if hasattr(options, "patience"):
+                found[name] = _lasting(name, found[name], options.patience, memory)
     return found
 
 
@@ -141,7 +130,7 @@ def image_looks(options: ImagesMonitor, metrics: Metrics, start: Metrics) -> Ala
     )
 
 
-def ratio(options: RatioMonitor, metrics: Metrics) -> Alarm | None:
+def ratio(options: RatioMonitor, metrics: Metrics, start: Metrics) -> Alarm | None:
     """Say so if ratios or clipping are far from healthy at some denoising step."""
     said = []
     # before the first update the ratio has to be 1
@@ -164,7 +153,7 @@ def ratio(options: RatioMonitor, metrics: Metrics) -> Alarm | None:
     )
 
 
-def gradients(options: GradientsMonitor, metrics: Metrics) -> Alarm | None:
+def gradients(options: GradientsMonitor, metrics: Metrics, start: Metrics) -> Alarm | None:
     """Say so if an optimizer step had a gradient far larger than those before."""
     count = int(metrics.get("grad_outliers", 0.0))
     if not count:
@@ -177,7 +166,7 @@ def gradients(options: GradientsMonitor, metrics: Metrics) -> Alarm | None:
     )
 
 
-def zero_std(options: ZeroStdMonitor, metrics: Metrics) -> Alarm | None:
+def zero_std(options: ZeroStdMonitor, metrics: Metrics, start: Metrics) -> Alarm | None:
     """Say so if most prompts have images that are all equally good."""
     share = metrics.get("zero_std", 0.0)
     if share <= options.share:
@@ -189,7 +178,7 @@ def zero_std(options: ZeroStdMonitor, metrics: Metrics) -> Alarm | None:
     )
 
 
-def prompts(options: PromptsMonitor, metrics: Metrics) -> Alarm | None:
+def prompts(options: PromptsMonitor, metrics: Metrics, start: Metrics) -> Alarm | None:
     """Say so if few prompts give all of the gradient."""
     entropy = metrics.get("prompt_entropy", 1.0)
     # where nothing is trained there is nothing to share out
@@ -200,6 +189,17 @@ def prompts(options: PromptsMonitor, metrics: Metrics) -> Alarm | None:
         "The others have equal rewards, or one prompt has far larger advantages: divide by the std "
         "of each prompt, or take other prompts",
     )
+
+
+CHECKS: dict[str, Callable[[Any, Metrics, Metrics], Alarm | None]] = {
+    "diversity": diversity,
+    "images": image_looks,
+    "gradients": gradients,
+    "ratio": ratio,
+    "zero_std": zero_std,
+    "prompts": prompts,
+}
+"""Monitor of iterations -> what it looks for in one, beside how the run began."""
 
 
 def _start(metrics: Metrics, memory: Memory) -> dict[str, float]:
@@ -405,7 +405,7 @@ class Watch:
             firing, rest = memory["firing"], memory["rest"]
             if alarm is None and name in firing:
                 firing.remove(name)
-            resting = name in ALARMS and now < rest.get(name, 0)
+            resting = name in CHECKS and now < rest.get(name, 0)
             if alarm is not None and name not in firing and not resting:
                 firing.append(name)
                 found = act(self.trainer, self.run, self.rows, name, alarm)

@@ -293,10 +293,11 @@ def _table_row(name: str, before: Score, after: Score) -> list[str]:
     change = after.mean - before.mean
     moved = fixed_digits(change, sign=True) if math.isfinite(change) else DASH
     counts = [DASH if side.images is None else str(side.images) for side in (before, after)]
-    return [name, _cell(before), _cell(after), moved, " / ".join(dict.fromkeys(counts))]
+    return [name, score_cell(before), score_cell(after), moved, " / ".join(dict.fromkeys(counts))]
 
 
-def _cell(score: Score) -> str:
+def score_cell(score: Score) -> str:
+    """Write a score with its interval, "-" for one that is not known."""
     if not math.isfinite(score.mean):
         return DASH
     known = math.isfinite(score.low) and math.isfinite(score.high)

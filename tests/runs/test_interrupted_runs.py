@@ -229,21 +229,9 @@ def test_runs_that_start_at_once_have_folders_of_their_own(
         pass
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    text = "import pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
-    text += "held = try_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE)
-    assert child.stdout is not None and child.stdout.readline() == b"held\n"
-    assert try_lock(tmp_path) is None
-    child.kill()
-    child.wait()
-    found = try_lock(tmp_path)
-    assert found is not None
-    found.release()
-
-
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The process that has it is killed, and its child, as a reward forks one, lives on."""
+    """A lock ends with its process: the one that has it is killed, and its child, as a reward forks
+    one, lives on."""
     text = (
         "import os, pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
         "held = try_lock(pathlib.Path(sys.argv[1])); child = os.fork()\n"

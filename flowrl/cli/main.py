@@ -14,16 +14,14 @@ from typing import Annotated
 import typer
 
 from flowrl.cli.compare import compare, tune
-from flowrl.cli.configs import configs, methods, schema
+from flowrl.cli.configs import configs, methods, new, pairs, schema, tiny
 from flowrl.cli.estimate import bench, doctor, estimate
 from flowrl.cli.evaluate import evaluate, measure, sweep
 from flowrl.cli.export import export
 from flowrl.cli.grammar import Command, Commands
-from flowrl.cli.new import new, pairs, tiny
 from flowrl.cli.report import grid, report, view
 from flowrl.cli.sample import sample
-from flowrl.cli.score import score
-from flowrl.cli.serve_rewards import serve_rewards
+from flowrl.cli.score import score, serve_rewards
 from flowrl.cli.start_up import interrupt_as_usual, say_when_loading, was_interrupted
 from flowrl.cli.train import train
 from flowrl.core.errors import ConfigError, FlowRLError, printable

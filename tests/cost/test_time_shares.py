@@ -16,10 +16,22 @@ from flowrl.cli.main import main
 from flowrl.config.load import Config
 from flowrl.core.prompts import load_prompts
 from flowrl.cost import time_shares
-from flowrl.cost.cards import CARDS, DISK, LEAST, MOST, Work, cards_of, time_text
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import change
-from flowrl.cost.time_shares import Times, moments, time_lines, times_as_json, times_of
+from flowrl.cost.time_shares import (
+    CARDS,
+    DISK,
+    LEAST,
+    MOST,
+    Times,
+    Work,
+    cards_of,
+    moments,
+    time_lines,
+    time_text,
+    times_as_json,
+    times_of,
+)
 from flowrl.models.tiny import save_tiny
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.trainer import Trainer

@@ -164,12 +164,6 @@ def test_a_malformed_evaluation_is_named(run: Path, change: dict[str, Any], mess
         curves(run)
 
 
-def test_a_torn_last_line_is_left_out(run: Path) -> None:
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"iteration": 45, "rew')
-    assert len(read_rows(run, "metrics.jsonl")) == 45
-
-
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     for drawer in (curves, html_report):
         with pytest.raises(RunError, match="is not a run folder: expected metrics.jsonl"):

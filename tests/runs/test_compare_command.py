@@ -19,6 +19,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.runs.compare import compare as compare_module
+from flowrl.runs.compare import processes
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
@@ -171,7 +172,7 @@ def test_which_rate_is_chosen(
         failed = "NaN" if score is None else None
         return {**used, "failed": failed, "last_quarter": {"accuracy": score}}
 
-    monkeypatch.setattr(compare_module, "spend", spend)
+    monkeypatch.setattr(processes, "spend", spend)
     what = plan(tmp_path, search=Search((0.5, 1.0, 2.0)))
     config = load_config(what.configs[0], (), what.plugins)
     with StopSignal() as stop:

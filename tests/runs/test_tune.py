@@ -20,7 +20,7 @@ from toykit import write_toy
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.runs.compare import tune
+from flowrl.runs.compare import processes, tune
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.records import comparable
 from flowrl.runs.compare.search_space import (
@@ -136,7 +136,7 @@ def _play(patch: pytest.MonkeyPatch, score: Score = _height, most: int = 10**9) 
         row = {"score": found, "interval": [found, found], "tasks": {"all": found}}
         return {**run, "failed": None, "at": {"nfe": row}}
 
-    patch.setattr(tune, "spend", spend)
+    patch.setattr(processes, "spend", spend)
     patch.setattr(tune, "Trainer", lambda config: None)
     patch.setattr(tune, "base_of", lambda *_: dict(BASE))
     patch.setattr(tune, "check_judged", lambda *_: None)
@@ -243,11 +243,8 @@ def test_trials_are_given_up_in_processes_of_their_own(
     def beside(runs: Any, processes: int, stop: Any, ended: Any, *, quiet: bool) -> None:
         assert processes == 2 and len(runs) == 2
         for run in runs:
-            watch = pickle.loads(pickle.dumps(run.judged))
-            config = load_config(run.config, list(run.overrides), run.plugins)
             try:
-                played: Any = vars(tune)["spend"]
-                played(config, run.folder, run.budgets, judged=watch)
+                pickle.loads(pickle.dumps(run)).spend(stop, quiet=True)
             except Interrupted as error:
                 sent.append(str(error))
 

@@ -17,7 +17,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
 from flowrl.runs.compare.budgets import Budgets
-from flowrl.runs.compare.one_run import base_of, spend
+from flowrl.runs.compare.one_run import base_of
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
 from flowrl.runs.compare.records import (
     add_run,
@@ -67,6 +67,11 @@ class Comparison(NamedTuple):
     def load(self, name: str, *more: str) -> Config:
         """Load one of the configs with the comparison's overrides and more."""
         return load_config(self.given.get(name, name), [*self.overrides, *more], self.plugins)
+
+    def asked(self, name: str, more: Sequence[str], budgets: Budgets, folder: Path) -> Asked:
+        """Return a run of one of the configs with more overrides."""
+        config, overrides = self.given.get(name, name), (*self.overrides, *more)
+        return Asked(config, overrides, self.plugins, budgets, folder, name, self.track)
 
 
 def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
@@ -126,18 +131,15 @@ class _Runs:
                 place = what.runs / config.name / f"seed{seed}"
                 if seed in _seeds_of(entry) and not place.exists():
                     continue
-                own = (*what.overrides, f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
-                config_of_run = what.given.get(name, name)
-                asked = Asked(config_of_run, own, what.plugins, what.budgets, place, name)
-                runs.append(asked._replace(track=what.track))
+                more = (f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
+                runs.append(what.asked(name, more, what.budgets, place))
         return runs
 
     def keep(self, run: Asked) -> None:
         """Put a run into the result and its file; what is not there yet is run first."""
-        config = load_config(run.config, list(run.overrides), run.plugins)
-        found = self._run(config, f"{config.name}/{run.folder.name}", run.budgets)
+        found = run.spend(self.stop, quiet=self.quiet)
         check_judged(found, self.result["base"], run.folder)
-        add_run(self.result, entry_of(self.result, config, run.label), found)
+        add_run(self.result, entry_of(self.result, run.load(), run.label), found)
         self.result = write_result(self.result, self.what.out)
 
     def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:
@@ -169,8 +171,8 @@ class _Runs:
         share = what.budgets.nfe * search.share
         points = 1 if search.prompts else 0
         budgets = what.budgets._replace(nfe=share, seconds=0.0, points=points)
-        place = f"{config.name}/search-x{factor:g}"
-        run = self._run(what.load(name, *more), place, budgets)
+        place = what.runs / config.name / f"search-x{factor:g}"
+        run = what.asked(name, more, budgets, place).spend(self.stop, quiet=self.quiet)
         score = None
         if run["failed"] is None and search.prompts:
             score = run["at"]["nfe"]["score"]
@@ -178,10 +180,6 @@ class _Runs:
             score = run["last_quarter"]["accuracy"]
         kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
         return {"factor": factor, "score": score, **kept}
-
-    def _run(self, config: Config, name: str, budgets: Budgets) -> dict[str, Any]:
-        options: dict[str, Any] = {"quiet": self.quiet, "track": self.what.track}
-        return spend(config, self.what.runs / name, budgets, stop=self.stop, **options)
 
 
 def _seeds_of(entry: Result) -> set[int]:

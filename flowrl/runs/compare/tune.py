@@ -23,7 +23,7 @@ from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import Budgets, check_same_run
-from flowrl.runs.compare.one_run import base_of, spend
+from flowrl.runs.compare.one_run import base_of
 from flowrl.runs.compare.processes import Asked, check_processes, train_side_by_side
 from flowrl.runs.compare.records import check_judged, comparable, different, setting, without_seed
 from flowrl.runs.compare.search_space import (
@@ -402,7 +402,7 @@ class _Search:
             for place, run in enumerate(self._asked(changes)):
                 # the pruner looks at the first seed
                 watch = _Watch(self.what, number, _Pruned) if place == 0 else None
-                found = self._spend(run, watch)
+                found = run._replace(judged=watch).spend(self.stop, quiet=self.quiet)
                 check_judged(found, self.base, run.folder)
                 runs.append(_short(found))
         except _Pruned as error:
@@ -418,15 +418,9 @@ class _Search:
             own = (*what.overrides, *changes, f"seed={seed}")
             place = what.folder(changes, seed)
             check_same_run(place, what.load(changes, f"seed={seed}"), what.budgets)
-            config = what.given or what.config
-            asked = Asked(config, own, what.plugins, what.budgets, place, what.config)
-            runs.append(asked._replace(track=what.track))
+            config, label = what.given or what.config, what.config
+            runs.append(Asked(config, own, what.plugins, what.budgets, place, label, what.track))
         return runs
-
-    def _spend(self, run: Asked, watch: _Watch | None = None) -> Result:
-        config = load_config(run.config, list(run.overrides), run.plugins)
-        options: dict[str, Any] = {"quiet": self.quiet, "judged": watch, "track": run.track}
-        return spend(config, run.folder, run.budgets, stop=self.stop, **options)
 
     def _end(self, number: int, runs: list[Result], why: str, *, pruned: bool = False) -> None:
         """Tell the study how a trial ended."""

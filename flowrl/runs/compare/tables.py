@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -120,16 +119,11 @@ def _gain(found: Result | None, result: Result) -> str:
     failed."""
     if found is None:
         return DASH
-    factor, digits, _ = units(result)
     mean, low, high = found["gain"]
-    values = (mean, low, high)
-    texts = [
-        "" if value is None else fixed_digits(factor * value, digits, sign=True) for value in values
-    ]
     if low is None or found["needs_seeds"] is not None:
-        return texts[0]
+        return _points(mean, result)
     star = "*" if found["beats_base"] else ""
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]{star}"
+    return f"{_points(mean, result)} [{_points(low, result)}, {_points(high, result)}]{star}"
 
 
 def notes(result: Result) -> list[str]:
@@ -361,20 +355,20 @@ def aggregate_table(result: Result, budget: str) -> list[list[str]]:
 def pair_table(result: Result, budget: str) -> list[list[str]]:
     """Return the matrix of pairs as texts: p after Holm above the diagonal, row minus column
     below."""
-    found, (factor, digits, _) = result["pairs"][budget], units(result)
+    found = result["pairs"][budget]
     short = labels(found["names"])
     rows = [["", *(str(i + 1) for i in range(len(found["names"])))]]
     for i, name in enumerate(found["names"]):
-        cells = [_pair(found, i, j, factor, digits) for j in range(len(found["names"]))]
+        cells = [_pair(found, i, j, result) for j in range(len(found["names"]))]
         rows.append([f"{i + 1} {short[name]}", *cells])
     return rows
 
 
-def _pair(found: dict[str, Any], i: int, j: int, factor: float, digits: int) -> str:
+def _pair(found: Result, i: int, j: int, result: Result) -> str:
     if i == j:
         return ""
     if j < i:
-        return fixed_digits(factor * found["difference"][i][j], digits, sign=True)
+        return _points(found["difference"][i][j], result)
     p = found["p_holm"][i][j]
     return DASH if p is None else f"{p:.3f}{'*' if p < LEVEL else ''}"
 
@@ -406,21 +400,18 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
         if said:
             lines = "\n".join(f"- {line}" for line in said)
             parts.append(f"## Verdict at {LETTERS[budget]}\n\n{lines}")
-    for budget in judged_at(result):
-        parts += [f"## Per task at {LETTERS[budget]}", markdown_table(task_table(result, budget))]
-    for budget in judged_at(result):
-        title = (
-            f"## Over tasks at {LETTERS[budget]}: interquartile mean, probability of improvement"
-        )
-        parts += [title, markdown_table(aggregate_table(result, budget))]
-    # pairs only where there are several configs to compare
-    for budget in judged_at(result):
-        if result["pairs"][budget]["tests"]:
-            what = "p after Holm's correction above the diagonal, row minus column below it"
-            parts += [
-                f"## Pairs at {LETTERS[budget]}: {what}",
-                markdown_table(pair_table(result, budget)),
-            ]
+    over = "interquartile mean, probability of improvement"
+    pairs = "p after Holm's correction above the diagonal, row minus column below it"
+    for title, table in (
+        ("Per task at {}", task_table),
+        (f"Over tasks at {{}}: {over}", aggregate_table),
+        (f"Pairs at {{}}: {pairs}", pair_table),
+    ):
+        for budget in judged_at(result):
+            # pairs only where there are several configs to compare
+            if table is not pair_table or result["pairs"][budget]["tests"]:
+                parts.append(f"## {title.format(LETTERS[budget])}")
+                parts.append(markdown_table(table(result, budget)))
     parts += ["## Figures", *(f"![{path}]({path})" for path in images)] if images else []
     return "\n\n".join(parts) + "\n"
 

@@ -143,13 +143,13 @@ def sample_as_png(run: RunPath, iteration: int, place: int) -> bytes:
     return _png(image[place])
 
 
-def thumbnail(run: RunPath, iteration: int, side: int = 96) -> bytes:
+def thumbnail(run: RunPath, iteration: int) -> bytes:
     """Return the first sample of an iteration as WebP, small. Raises RunError where there is
     none."""
     image = strip_of(run, iteration)[0]
     # of a film its first frame
     image = image.crop((0, 0, min(image.width, 2 * image.height), image.height))
-    return _webp(image, side, QUALITIES[1])
+    return _webp(image, 96, QUALITIES[1])
 
 
 def source_as_png(run: RunPath, place: int, which: int) -> bytes:

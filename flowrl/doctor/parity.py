@@ -201,8 +201,8 @@ def _compare(section: ReportSection, two: Sides, end: Tensor, last: Tensor) -> N
 def _times(two: Sides) -> tuple[Tensor, Tensor]:
     """Return the times that were asked about; a pipeline may call its network once per branch and
     per prompt."""
-    sides = (two.given, two.given_beside)
-    ours, other = (torch.stack([time[0] for time in side.times]) for side in sides)
+    ours = torch.stack([time[0] for time in two.given.times])
+    other = torch.stack([time[0] for time in two.given_beside.times])
     return ours, other[:: max(1, len(other) // len(ours))]
 
 

@@ -329,7 +329,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--try=loss.clip_high=[0.2", "b=3"], "has no partner"),
         (["--try", "loss.clip_high=0.1..0.3 lgo"], "expected log, float or step NUMBER"),
         (["--try", "loss.clip_high=0.3..0.1"], "expected a range that rises"),
-        (["--try", "loss.clip_high=0..1 log"], "must be larger than 0"),
+        (["--try", "loss.clip_high=0..1 log"], "--try loss.clip_high: `low"),
         (["--try", "loss.clip_high=0.1..0.3", "--sampler", "grid"], "range without a step"),
         (["--trials", "-1"], "--trials: expected 0 or more"),
         (["--pruner", "median", "--points", "1"], "give --points 2 or more"),
@@ -415,7 +415,7 @@ def test_what_is_tried_of_a_key(text: str, some: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a=1,,2", "a=", "a=[1,2", "a=1),2", "a='x,y", "a=1..2 step 0", "a=1..2 log step 1"]
+    "text", ["a=1,,2", "a=", "a=[1,2", "a=1),2", "a='x,y", "a=1..2 step 0", "a=1..2 log step 2"]
 )
 def test_values_that_cannot_be_told(text: str) -> None:
     with pytest.raises(ConfigError, match="--try a"):

@@ -136,7 +136,7 @@ class Trainer(Run):
             parts[name] = {"files": [*kept.files], "state": dict(kept.plain)}
         # what is no tensor goes to state.json
         about = {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()}
-        about |= {"parts": parts, "monitors": self.memory, KEY: self._meaning()}
+        about |= {"parts": parts, "monitors": self.state.memory, KEY: self._meaning()}
         about |= draws_of(self.config, self.train_set)
         # of tensors that are spread over processes each one writes its rows, of the rest the first
         if self.sharded:

@@ -48,11 +48,6 @@ TORN: dict[str, tuple[str, list[str], str]] = {
     # the others that compare all images of a prompt
     "CRD": ("crd", ["select={fn: nonzero}"], "crd compares all images"),
     "TRPA": ("dgpo", ["loss={fn: level_preference}", "segment={fn: siblings}"], JOINS_DRAWS),
-    "Reg-GRPO": (
-        "dgpo",
-        [NOISY, DRAWS, "loss={fn: group_regression}", "select={fn: fraction, share: 0.5}"],
-        "torn: 16 of its 40 images",
-    ),
     "a surrogate": (
         "tdm_r1",
         ["surrogate.alone=0", "segment={fn: siblings}"],
@@ -93,7 +88,6 @@ GROUP_LOSSES: dict[str, tuple[str, list[str]]] = {
     "dgpo": ("dgpo", []),
     "crd": ("crd", []),
     "level_preference": ("dgpo", ["loss={fn: level_preference}"]),
-    "group_regression": ("dgpo", [NOISY, DRAWS, "loss={fn: group_regression}", "kl=null"]),
 }
 
 

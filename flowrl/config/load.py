@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flowrl.config.axes import AXES
-from flowrl.config.calls import Call, bind_all
-from flowrl.config.handed import (
+from flowrl.config.calls import (
+    Call,
     as_handed,
+    bind_all,
     check_reward_name,
     model_call,
     part_call,
     reward_call,
 )
-from flowrl.config.mistakes import Collector, unknown_section
 from flowrl.config.overrides import (
     Source,
     apply_override,
@@ -52,7 +52,7 @@ from flowrl.config.sections import (
     ScoutConfig,
     TrainConfig,
 )
-from flowrl.config.values import convert, plain, show
+from flowrl.config.values import Collector, convert, plain, show
 from flowrl.core.errors import ConfigError, FlowRLError, unknown
 from flowrl.core.shipped_files import config_file, resource
 
@@ -76,6 +76,7 @@ REPORT_KEYS = {
 }
 """Keys of an evaluation's line, which the headline reward cannot be named like."""
 
+_MOST_MEANT = 3  # keys of sections that are named for one that stands alone
 _NO_VALUE = "(none)"
 _FORMS = (
     "expected the name of a shipped config, the path of a YAML file, a mapping of sections or a "
@@ -292,7 +293,7 @@ def build_config(
     built: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in ORDER:
-            says = unknown_section(key, ORDER, raw, SECTIONS)
+            says = _unknown_section(key, raw)
             found.add(f"{source.below(key)}: {says}")
         elif value is not None:  # null leaves a section out
             with found.catch():
@@ -322,6 +323,19 @@ def build_config(
         found.lines += disagreements(absent | wrong | built, source.at)
     found.close()
     return Config(**built, source=source.file, overrides=source.overrides, plugins=plugins)
+
+
+def _unknown_section(key: str, raw: Mapping[str, Any]) -> str:
+    """Say that a config has no such section; a few sections that have a key of that name are named
+    in place of all sections."""
+    owners = [name for name in ORDER if isinstance(raw.get(name), dict) and key in raw[name]]
+    for name, section in SECTIONS.items():
+        if key in {each.name for each in fields(section)}:
+            owners.append(name)
+    meant = [f"{name}.{key}" for name in dict.fromkeys(owners)]
+    if 0 < len(meant) <= _MOST_MEANT:
+        return f"the config has no section {key!r}; did you mean {' or '.join(meant)}?"
+    return f"the config {unknown(key, ORDER, 'section')}"
 
 
 def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> Any:

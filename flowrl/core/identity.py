@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.files import sha256_of
 from flowrl.core.shipped_files import find_resource
 
 Facts = dict[str, Any]
@@ -38,12 +39,6 @@ MOST_FILES = 500  # of a folder that are told one by one
 # what decides how a network computes; other files of a folder may change as they like
 SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".bin", ".pt", ".pth", ".ckpt")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".mp4")
-
-
-def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file. Raises OSError."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def short_digest(*parts: Any) -> str:

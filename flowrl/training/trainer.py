@@ -27,9 +27,16 @@ from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.reward_set import finished_distances
 from flowrl.training import checkpoint
 from flowrl.training.batches import join
-from flowrl.training.checkpoint_state import CheckpointState, checked_state
+from flowrl.training.checkpoint_state import (
+    KEY,
+    CheckpointState,
+    check_draws,
+    check_meaning,
+    checked_state,
+    draws_of,
+    meaning_of,
+)
 from flowrl.training.learn import learn
-from flowrl.training.meaning import KEY, check_draws, check_meaning, draws_of, meaning_of
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,

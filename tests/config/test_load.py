@@ -22,7 +22,7 @@ from toykit import redness, toy, write_toy
 import flowrl
 from flowrl.algorithms.plans.windows import random_window
 from flowrl.config import load
-from flowrl.config.handed import as_handed
+from flowrl.config.calls import as_handed
 from flowrl.config.load import Config, load_config, with_rewards
 from flowrl.config.overrides import Source, apply_override, parse_override
 from flowrl.config.sections import TrainConfig

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError, install
 from flowrl.core.files import write_json, write_text
-from flowrl.core.installation import install
 from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import (

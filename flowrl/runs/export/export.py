@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES, check_wide, kinds_of, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError

@@ -6,9 +6,8 @@ message has all mistakes; `disagreements` says what sections must agree on after
 itself.
 
 Rewards that are not at hand are an error where they are made, and no trouble before, so that a run
-can be sampled and exported without them. A program may hand over rewards that are functions of its
-own: `with_rewards`. A model trained on small images may be judged on large ones (PaCo-RL,
-2512.04784): `check_eval_size`.
+can be sampled and exported without them. A model trained on small images may be judged on large
+ones (PaCo-RL, 2512.04784): `check_eval_size`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import yaml
 from flowrl.config.axes import AXES
 from flowrl.config.calls import (
     Call,
-    as_handed,
     bind_all,
     check_reward_name,
     model_call,
@@ -519,24 +517,6 @@ def folder_of(path: Any, what: str) -> Path:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ConfigError(f"{what}: expected the path of a folder, got {show(path)}")
     return Path(path)
-
-
-def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
-    """Return the config with other rewards: functions or objects of the program, by name.
-
-    They take the place of all that the config names; one of a name that the config has keeps its
-    weight and its transforms. In the run's ``config.yaml`` they are ``{fn: python}``. Raises
-    ConfigError for what cannot be called, and as a config does.
-    """
-    if not isinstance(rewards, Mapping):
-        raise ConfigError(f"rewards: expected {{name: function}}, got {show(rewards)}")
-    calls = {}
-    for name, reward in rewards.items():
-        check_reward_name(name, "rewards")
-        if not callable(reward):
-            raise ConfigError(f"rewards.{name}: expected something to call, got {show(reward)}")
-        calls[name] = as_handed(f"rewards.{name}", reward, config.rewards.get(name))
-    return judged_by(config, calls)
 
 
 def judged_by(config: Config, calls: Mapping[str, Call]) -> Config:

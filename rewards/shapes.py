@@ -28,17 +28,17 @@ def _judge(batch: RewardBatch) -> Verdict:
     """Judge a batch, or return what was found on the last one if its contents are equal."""
     global _last
     pixels, records = batch.images.detach().cpu(), f"{batch.meta}"
-    # equal to the bit; a batch with a NaN never is
-    if (
-        _last is not None
-        and (_last.records, _last.pixels.dtype) == (records, pixels.dtype)
-        and torch.equal(_last.pixels, pixels)
-    ):
+    if _last is not None and _last.records == records and _same(_last.pixels, pixels):
         return _last.verdict
     verdict = check(batch.images, batch.meta)
     # a copy: whoever called may change these images, and ask again
     _last = _Judged(pixels.clone(), records, verdict)
     return verdict
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Say whether two batches are equal; one with a NaN never is."""
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 class shapes:

@@ -89,14 +89,11 @@ class Call:
         if given.get("transform") is not None and "transform" in reserved(key):
             with found.catch():
                 transform = bind_all(f"{key}.transform", given["transform"], source, plugins)
-        frames = ""
-        if given.get("frames") is not None and "frames" in reserved(key):
-            with found.catch():
-                frames = convert(given["frames"], FrameWay, f"{key}.frames", source.at)
-        offload = False
-        if given.get("offload") is not None and "offload" in reserved(key):
-            with found.catch():
-                offload = convert(given["offload"], bool, f"{key}.offload", source.at)
+        own: dict[str, Any] = {}
+        for name, kind in (("frames", FrameWay), ("offload", bool)):
+            if given.get(name) is not None and name in reserved(key):
+                with found.catch():
+                    own[name] = convert(given[name], kind, f"{key}.{name}", source.at)
         if axis.mix:
             with found.catch():
                 mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
@@ -105,7 +102,7 @@ class Call:
             kwargs = arguments(rest, known, key, path, source, besides)
         found.close()
         _check_positional(axis, path, function, kwargs, source.at(key))
-        return cls(key, given["fn"], path, kwargs, mix, transform, function, frames, offload)
+        return cls(key, given["fn"], path, kwargs, mix, transform, function, **own)
 
     def partial(self) -> functools.partial[Any]:
         """Return the function with its keyword arguments filled in."""

@@ -23,8 +23,7 @@ import numpy as np
 
 from flowrl.core.files import write_json
 from flowrl.evaluation.crossed_errors import weights_of
-from flowrl.runs.compare.records import unpacked
-from flowrl.runs.compare.summary import ErrorModel, equal_spreads
+from flowrl.runs.compare.summary import ErrorModel, equal_spreads, unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"

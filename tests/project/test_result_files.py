@@ -16,7 +16,7 @@ from docskit import ROOT
 from scriptkit import module_of
 
 from flowrl.evaluation.statistics import wilson
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import read_result
 from flowrl.runs.compare.summary import summarize_result
 
 Result = dict[str, Any]

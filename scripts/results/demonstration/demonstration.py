@@ -31,7 +31,7 @@ from variety import kept
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
-from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import packed
 
 LISTS = "assets/shapes"
 

@@ -18,7 +18,7 @@ from demonstration_measure import crossed_shares, gain
 from variety import OPEN, kept
 
 from flowrl.core.files import write_json
-from flowrl.runs.compare.records import unpacked
+from flowrl.runs.compare.summary import unpacked
 
 FILE = Path("assets/results/demonstration.json")
 GAIN = "_minus_"

@@ -9,9 +9,8 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.errors import ConfigError, DataError, install
 from flowrl.core.files import parse_json, replacing, write_text
-from flowrl.core.installation import install
 from flowrl.core.prompt_files import text_of
 from flowrl.core.prompts import Record, load_prompts
 from flowrl.core.votes import opinions

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from flowrl.core.errors import DataError
 from flowrl.core.prompts import PromptSet, Record
-from flowrl.evaluation.image_files import find_images, read_image
+from flowrl.evaluation.image_files import find_images, read_fitted
 
 IMAGES = ("image_0", "image_1")
 LABEL = "label_0"
@@ -111,20 +110,6 @@ def load_pairs(pairs: Sequence[PreferencePair], height: int, width: int) -> Tens
     """
     paths = [path for pair in pairs for path in pair.images]
     return torch.stack([read_fitted(path, height, width) for path in paths])
-
-
-def read_fitted(path: Path, height: int, width: int) -> Tensor:
-    """Read one image, scaled until it covers the size and cut to its middle -> uint8 [3, height,
-    width]. Raises DataError naming the file."""
-    levels, _ = read_image(find_images([path])[0])
-    rows, columns = levels.shape[1:]
-    scale = max(height / rows, width / columns)
-    size = (max(height, round(rows * scale)), max(width, round(columns * scale)))
-    if size != (rows, columns):
-        image = interpolate(levels[None].float(), size, mode="bilinear", antialias=True)[0]
-        levels = image.round().clamp(0, 255).to(torch.uint8)
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    return levels[:, top : top + height, left : left + width].contiguous()
 
 
 def labels_of(records: Sequence[Record], group: Tensor) -> Tensor:

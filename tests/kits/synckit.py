@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.core.prompts import batch_for
+from flowrl.core.prompts import stream
 from flowrl.core.types import Cond, FlowModel
 from flowrl.training.trainer import Trainer
 
@@ -39,7 +39,7 @@ def check_sync(trainer: Trainer, *, switch: Callable[[str], None] | None = None)
     error of torch -> calls. `switch` is torch.cuda.set_sync_debug_mode."""
     switch = switch or torch.cuda.set_sync_debug_mode
     config, model = trainer.config, trainer.model
-    rows = batch_for(trainer.train_set, seed=config.seed, iteration=0, count=config.train.prompts)
+    rows = stream(trainer.train_set, seed=config.seed, first=0, count=config.train.prompts)
     # a first pass counts the calls, so that the second knows which one is the last
     try:
         counter = SyncGuard(model, 0, switch)

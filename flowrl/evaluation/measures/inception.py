@@ -15,8 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.installation import install
+from flowrl.core.errors import ConfigError, DataError, ModelError, install
 
 EXTRA = f"install what it needs with: {install('metrics')}"
 WEIGHTS = (

@@ -43,8 +43,6 @@ NEUTRAL: dict[str, Any] = {
 }
 Parts = Mapping[str, Mapping[str, Any]]
 """The settings of a pipeline's parts, by name."""
-Made = tuple[str, Mapping[str, Any]]
-"""What makes a tiny pipeline: a "module:function" of a folder and a `seed`, and its options."""
 
 
 class TextShape(NamedTuple):
@@ -104,8 +102,9 @@ class Facts:
     negative_by_embeds: ClassVar[bool] = False
     # whether diffusers reads LoRA in the names of kohya's sd-scripts for it
     reads_kohya: ClassVar[bool] = True
-    # tiny random pipelines by name, the adapter's own first
-    tiny: ClassVar[Mapping[str, Made]] = {}
+    # tiny random pipelines by name, the adapter's own first, with their settings in the form of
+    # assets/tiny.yaml; {}: those of this name there
+    tiny: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def modelspec(self, settings: Mapping[str, Any]) -> str:
         """Return what the metadata of files on hubs and in ComfyUI call a network of these
@@ -242,13 +241,6 @@ def adapters() -> Mapping[str, Callable[..., Any]]:
     for info in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"flowrl.models.{info.name}")
     return ADAPTERS
-
-
-def function_at(place: str) -> Callable[..., Any]:
-    """Return the function that "module:name" names."""
-    module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def fn_of(pipeline: str) -> str:

@@ -57,8 +57,8 @@ class FluxFacts(Facts):
     pooled = "pooled_projection_dim"
     needs_negative = True
     tiny = {
-        "flux": ("flowrl.models.tiny.stills:tiny_flux", {}),
-        "flux_schnell": ("flowrl.models.tiny.stills:tiny_flux", {"guidance_embeds": False}),
+        "flux": {},
+        "flux_schnell": {},
     }
 
     def tiny_for(self, parts: Parts) -> str:

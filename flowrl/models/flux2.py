@@ -71,7 +71,7 @@ class Flux2Facts(Facts):
     targets = TARGETS
     typical = "black-forest-labs/FLUX.2-dev"
     sources = "if named"
-    tiny = {"flux2": ("flowrl.models.tiny.language:tiny_flux2", {})}
+    tiny = {"flux2": {}}
 
     def latent_shape(
         self, parts: Parts, height: int, width: int, *, frames: int = 1

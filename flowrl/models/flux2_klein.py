@@ -44,8 +44,8 @@ class KleinFacts(Flux2Facts):
     call = {name: argument for name, argument in CALL.items() if name != "negative_prompt"}
     negative_by_embeds = True
     tiny = {
-        "flux2_klein": ("flowrl.models.tiny.language:tiny_klein", {}),
-        "flux2_klein_distilled": ("flowrl.models.tiny.language:tiny_klein", {"distilled": True}),
+        "flux2_klein": {},
+        "flux2_klein_distilled": {},
     }
 
 

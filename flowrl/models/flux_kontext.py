@@ -26,7 +26,7 @@ class KontextFacts(FluxFacts):
     pipeline = "FluxKontextPipeline"
     typical = "black-forest-labs/FLUX.1-Kontext-dev"
     sources = "always"
-    tiny = {"flux_kontext": ("flowrl.models.tiny.stills:tiny_flux", {"kontext": True})}
+    tiny = {"flux_kontext": {}}
 
     def source_shape(
         self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int

@@ -52,7 +52,7 @@ class QwenEditFacts(QwenImageFacts):
         for name, argument in QwenImageFacts.call.items()
         if name != "max_sequence_length"
     }
-    tiny = {"qwen_edit": ("flowrl.models.tiny.language:tiny_qwen_edit", {})}
+    tiny = {"qwen_edit": {}}
     seen = WHOLE  # pixels that the pipeline shows the language model
 
     def source_shape(

@@ -28,7 +28,7 @@ class QwenEditPlusFacts(QwenEditFacts):
 
     pipeline = "QwenImageEditPlusPipeline"
     typical = "Qwen/Qwen-Image-Edit-2509"
-    tiny = {"qwen_edit_plus": ("flowrl.models.tiny.language:tiny_qwen_edit", {"plus": True})}
+    tiny = {"qwen_edit_plus": {}}
     seen = SEEN
 
 

@@ -55,7 +55,7 @@ class QwenImageFacts(Facts):
     packed = PATCH**2
     call = CALL | {"guidance": "true_cfg_scale"}
     needs_negative = True
-    tiny = {"qwen_image": ("flowrl.models.tiny.language:tiny_qwen_image", {})}
+    tiny = {"qwen_image": {}}
 
     def vae_latent(self, latent: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of what the VAE decodes: a video of one frame."""

@@ -19,7 +19,7 @@ class SD15Facts(UNetFacts):
 
     pipeline = "StableDiffusionPipeline"
     typical = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-    tiny = {"sd15": ("flowrl.models.tiny.stills:tiny_sd15", {})}
+    tiny = {"sd15": {}}
 
 
 FACTS = SD15Facts()

@@ -51,8 +51,8 @@ class SD3Facts(Facts):
     lighter = {"t5": False}
     reads_kohya = False
     tiny = {
-        "sd3": ("flowrl.models.tiny.stills:tiny_sd3", {}),
-        "sd3.5": ("flowrl.models.tiny.stills:tiny_sd3", {"t5": True, "dual": True}),
+        "sd3": {},
+        "sd3.5": {},
     }
 
     def left_out(self, given: Mapping[str, Any]) -> tuple[str, ...]:

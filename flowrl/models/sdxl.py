@@ -42,7 +42,7 @@ class SDXLFacts(UNetFacts):
     typical = "stabilityai/stable-diffusion-xl-base-1.0"
     # without a negative prompt the pipeline leads away from zeros
     neutral = NEUTRAL | {"negative_prompt": None}
-    tiny = {"sdxl": ("flowrl.models.tiny.stills:tiny_sdxl", {})}
+    tiny = {"sdxl": {}}
 
     def vae_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return float32 for float16, in which the VAE overflows."""

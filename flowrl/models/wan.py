@@ -70,9 +70,9 @@ class WanFacts(Facts):
     wide: ClassVar[tuple[str, ...]] = WIDE
     call = CALL | {"frames": "num_frames", "guidance_2": "guidance_scale_2"}
     tiny = {
-        "wan": ("flowrl.models.tiny.videos:tiny_wan", {}),
-        "wan2.2": ("flowrl.models.tiny.videos:tiny_wan22", {}),
-        "wan_ti2v": ("flowrl.models.tiny.videos:tiny_ti2v", {}),
+        "wan": {},
+        "wan2.2": {},
+        "wan_ti2v": {},
     }
 
     def tiny_for(self, parts: Parts) -> str:

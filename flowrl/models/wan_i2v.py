@@ -45,8 +45,8 @@ class WanI2VFacts(WanFacts):
     wide = (*WIDE, IMAGE_ENCODER)
     sources = "always"
     tiny = {
-        "wan_i2v": ("flowrl.models.tiny.videos:tiny_i2v", {"experts": False}),
-        "wan2.2_i2v": ("flowrl.models.tiny.videos:tiny_i2v", {"experts": True}),
+        "wan_i2v": {},
+        "wan2.2_i2v": {},
     }
 
     def tiny_for(self, parts: Parts) -> str:

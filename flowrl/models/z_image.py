@@ -50,7 +50,7 @@ class ZImageFacts(Facts):
     spec = "z-image"
     targets = TARGETS
     typical = "Tongyi-MAI/Z-Image"
-    tiny = {"z_image": ("flowrl.models.tiny.language:tiny_z_image", {})}
+    tiny = {"z_image": {}}
 
     def random_texts(
         self, count: int, shape: TextShape, *, device: torch.device, dtype: torch.dtype

@@ -12,9 +12,7 @@ import pytest
 import torch
 from estimatekit import model_config
 from scriptkit import module_of
-from tiny import tiny_flux, tiny_sd3
-from tinylm import tiny_qwen_image
-from tinywan import tiny_wan
+from tiny import tiny_flux, tiny_qwen_image, tiny_sd3, tiny_wan
 from torch import Tensor
 
 from flowrl.config.load import Config, load_config

@@ -3,12 +3,10 @@ that flowrl asks about it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from diffusers import AuraFlowPipeline
 from pydantic.dataclasses import dataclass
-from tinypipelines import save
 from torch import Tensor
 
 from flowrl.core.types import Cond
@@ -27,11 +25,6 @@ PARTS = {
 }
 
 
-def tiny_aura(folder: Path, *, seed: int = 0) -> Path:
-    """Save a tiny random AuraFlow."""
-    return save("AuraFlowPipeline", folder, seed=seed)
-
-
 class AuraFacts(Facts):
     """What is known of all models that `aura` reads."""
 
@@ -39,7 +32,7 @@ class AuraFacts(Facts):
     kind = "AuraFlowTransformer2DModel"
     spec = "auraflow"
     targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
-    tiny = {"aura": ("aurakit:tiny_aura", {})}
+    tiny = {"aura": {"like": "AuraFlowPipeline"}}
 
     def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         """Return what the network is given."""

@@ -20,9 +20,7 @@ from adapterkit import GUIDED, PROMPTS, Folders, adapter_of, load_folder
 from modelkit import edit, noise
 from pretendkit import pretend_cuda
 from safetensors.torch import load_file, save_file
-from tiny import tiny_sd3
-from tinylm import tiny_qwen_image
-from tinywan import tiny_wan
+from tiny import tiny_qwen_image, tiny_sd3, tiny_wan
 
 from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout

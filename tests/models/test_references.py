@@ -15,7 +15,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from estimatekit import model_config
 from modelkit import gradients, noise, perturb, told
 from rolloutkit import ratio_gap
-from tinylm import tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
+from tiny import tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full

@@ -17,7 +17,7 @@ from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipel
 from lorakit import added
 from modelkit import edit, gradients, noise, perturb, told
 from safetensors.torch import load_file, save_file
-from tinywan import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
+from tiny import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from transformers import CLIPVisionModel, CLIPVisionModelWithProjection

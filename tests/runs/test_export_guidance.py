@@ -16,8 +16,15 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from exportkit import assert_code_draws, exported_facts
 from modelkit import edit, perturb
 from PIL import Image
-from tiny import tiny_flux, tiny_sd3, tiny_sdxl
-from tinylm import tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
+from tiny import (
+    tiny_flux,
+    tiny_flux2,
+    tiny_klein,
+    tiny_qwen_edit,
+    tiny_qwen_image,
+    tiny_sd3,
+    tiny_sdxl,
+)
 from toykit import toy
 
 from flowrl.algorithms.rollout.engine import sample_ode

@@ -14,7 +14,7 @@ import torch
 from exportkit import exported_facts
 from modelkit import perturb
 from PIL import Image
-from tinywan import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
+from tiny import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from toykit import toy
 
 from flowrl.models.adapter import first_order

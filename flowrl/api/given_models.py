@@ -20,8 +20,8 @@ from flowrl.config.values import show
 from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
 from flowrl.core.types import FlowModel
-from flowrl.models.facts import facts_of, fn_of
-from flowrl.models.loading import locate
+from flowrl.models.files.loading import locate
+from flowrl.models.options import facts_of, fn_of
 from flowrl.models.pipeline import class_of, from_pipeline
 
 ModelLike = str | os.PathLike[str] | Mapping[str, Any] | FlowModel | Any

@@ -22,7 +22,7 @@ from flowrl.cost.report import calls, memory
 from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
 from flowrl.evaluation.statistics import decided_by
-from flowrl.models.facts import Facts
+from flowrl.models.options import Facts
 from flowrl.training.method import COMPANIONS
 from flowrl.training.parts.teachers import teachers_of
 from flowrl.training.run import told_overlap

@@ -16,8 +16,7 @@ from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.types import Cond, FlowModel, Source
-from flowrl.evaluation.image_files import ENDINGS, ImageFile, find_images, read_image
-from flowrl.evaluation.preference_pairs import read_fitted
+from flowrl.evaluation.image_files import ENDINGS, ImageFile, find_images, read_fitted, read_image
 
 SOURCE = "source"
 ASPECT = 0.02  # by how much of itself a source's aspect ratio may differ from that of the run

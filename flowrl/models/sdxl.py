@@ -14,11 +14,10 @@ from transformers import CLIPTextConfig
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.facts import NEUTRAL
-from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
-from flowrl.models.lora import UNET_ATTENTION
-from flowrl.models.options import STRICT, options_of, pick_tuning
+from flowrl.models.files.loading import CLIP_TOKENIZER, Loaded, PipelinePart
+from flowrl.models.options import NEUTRAL, STRICT, options_of, pick_tuning
 from flowrl.models.tuned_pipeline import TunedPipeline
+from flowrl.models.tuning import UNET_ATTENTION
 from flowrl.models.unet import PARTS, UNetFacts, UNetModel, UNetOptions, load_unet
 
 XL_PARTS = PARTS | {

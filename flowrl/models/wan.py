@@ -20,20 +20,26 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import sharded, world
 from flowrl.core.types import Cond
 from flowrl.models.adapter import FlowMatchingModel, guided
-from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, check_size
-from flowrl.models.loading import T5_TOKENIZER, Loaded, PipelinePart
+from flowrl.models.files.loading import T5_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import (
+    CALL,
+    PATCH,
     STRICT,
     DecodeBatch,
+    Empty,
+    Facts,
     Guidance,
+    Parts,
     PipelineOptions,
+    Sizes,
     T5Tokens,
-    Tuning,
+    check_size,
     options_of,
     pick_tuning,
 )
 from flowrl.models.runtime import context_size
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import Tuning
 
 PARTS = {
     "transformer": PipelinePart(("WanTransformer3DModel",)),
@@ -131,11 +137,6 @@ class WanOptions(PipelineOptions):
     flow_shift: Annotated[FiniteFloat, Field(gt=0)] | None = None
     decode_batch: DecodeBatch = 1
     same_guidance: ClassVar[tuple[str, ...]] = ("guidance_2",)
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of classifier-free guidance."""
-        return self.guidance
 
     @model_validator(mode="after")
     def _check_second(self) -> Self:

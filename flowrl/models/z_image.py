@@ -15,12 +15,17 @@ from torch.nn.functional import pad
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import SquareTokenModel, check_configs
-from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, TextShape
-from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
+from flowrl.models.files.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import (
+    PATCH,
     STRICT,
+    Empty,
+    Facts,
     Guidance,
+    Parts,
     PipelineOptions,
+    Sizes,
+    TextShape,
     options_of,
     pick_tuning,
     warn_if_distilled,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.votes import append_vote, keep_image
-from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.preference_pairs import convert_pairs
 
 
 def paint(file: Path, seed: int) -> Path:

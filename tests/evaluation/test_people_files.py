@@ -12,7 +12,7 @@ from PIL import Image
 from flowrl.core.errors import DataError
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.image_files import find_images, match_prompts
-from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.preference_pairs import convert_pairs
 from flowrl.evaluation.score_images import prompted_images
 from flowrl.evaluation.suites.image_folder import REWARDS, prepare
 

@@ -11,9 +11,18 @@ from torch import Tensor
 
 from flowrl.core.types import Cond
 from flowrl.models.adapter import FlowMatchingModel, check_scheduler
-from flowrl.models.facts import Empty, Facts, Parts, Sizes
-from flowrl.models.loading import T5_TOKENIZER, PipelinePart
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
+from flowrl.models.files.loading import T5_TOKENIZER, PipelinePart
+from flowrl.models.options import (
+    STRICT,
+    Empty,
+    Facts,
+    Guidance,
+    Parts,
+    PipelineOptions,
+    Sizes,
+    options_of,
+    pick_tuning,
+)
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 PARTS = {
@@ -52,11 +61,6 @@ class AuraOptions(PipelineOptions):
 
     guidance: Guidance = 1.0
     max_sequence_length: int = 256
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of guidance."""
-        return self.guidance
 
 
 @options_of(AuraOptions, FACTS)

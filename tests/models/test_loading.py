@@ -26,7 +26,7 @@ from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ModelError
-from flowrl.models.loading import fill, hollow_network
+from flowrl.models.files.loading import fill, hollow_network
 from flowrl.models.sd3 import sd3
 
 Change = Callable[[str], str | None]  # of a tensor's name; None: it is not stored

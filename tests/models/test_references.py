@@ -1,5 +1,5 @@
-"""Qwen-Image-Edit, -Edit-Plus and FLUX.2 with references beside diffusers' own pipelines, on tiny
-random weights."""
+"""Qwen-Image-Edit, -Edit-Plus, FLUX.1-Kontext and FLUX.2 with references beside diffusers' own
+pipelines, on tiny random weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from estimatekit import model_config
 from modelkit import gradients, noise, perturb, told
 from rolloutkit import ratio_gap
-from tiny import tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
+from tiny import tiny_flux, tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full
@@ -27,6 +27,7 @@ from flowrl.cost.meta_run import _inputs, workload_of
 from flowrl.models.adapter import pack
 from flowrl.models.flux2 import Flux2, flux2
 from flowrl.models.flux2_klein import Flux2Klein, flux2_klein
+from flowrl.models.flux_kontext import FluxKontext, flux_kontext
 from flowrl.models.prompt_encoding import to_pil
 from flowrl.models.qwen_edit import QwenEdit, qwen_edit
 from flowrl.models.qwen_edit_plus import qwen_edit_plus
@@ -36,6 +37,9 @@ SEEN = 96 * 96
 # of the last block of Qwen-Image, whose text goes nowhere
 IDLE = ("attn.add_q", "attn.norm_added_q", "attn.to_add_out", "txt_mlp", "txt_mod")
 GUIDED = {"guidance": 3.0, "negative_prompt": "a dog"}
+
+
+PACKED = (QwenEdit, FluxKontext)  # whose pipelines are given latents as tokens
 
 
 class Case(NamedTuple):
@@ -63,6 +67,18 @@ CASES = {
         2,
     ),
     "flux2": Case(tiny_flux2, flux2, {"max_sequence_length": 128}, 2),
+    "kontext": Case(
+        partial(tiny_flux, seed=7, kontext=True),
+        flux_kontext,
+        {"max_sequence_length": 16, "true_cfg_scale": 2.0, "negative_prompt": "a dog"},
+        1,
+    ),
+    "kontext, plain": Case(
+        partial(tiny_flux, seed=7, kontext=True),
+        flux_kontext,
+        {"max_sequence_length": 16, "guidance": 0.0, "tune": "full"},
+        1,
+    ),
     "klein": Case(tiny_klein, flux2_klein, {"max_sequence_length": 64, "guidance": 3.0}, 1),
 }
 
@@ -98,9 +114,11 @@ def theirs(
 
     Its areas, numbers in its code that are too large for a test, are those of the model's options.
     """
-    edits, pipeline = isinstance(model, QwenEdit), model.pipeline()
+    edits, kontext = isinstance(model, QwenEdit), isinstance(model, FluxKontext)
+    pipeline = model.pipeline()
     pipeline.set_progress_bar_config(disable=True)
-    call: dict[str, Any] = {"guidance_scale": getattr(model.options, "guidance", None)}
+    told_guidance = model.guidance if kontext else getattr(model.options, "guidance", None)
+    call: dict[str, Any] = {"guidance_scale": told_guidance}
     if edits:
         right, area = pipeline_qwenimage_edit.calculate_dimensions, model.options.source_pixels
         monkeypatch.setattr(
@@ -112,14 +130,18 @@ def theirs(
         call |= {"negative_prompt": "a dog"} if model.guided else {}
     else:
         call["max_sequence_length"] = model.options.max_sequence_length
-    unit = 8 if edits else 16
+    if kontext:
+        call |= {"max_area": 64 * x.shape[-2] * x.shape[-1], "_auto_resize": False}
+        call |= {"true_cfg_scale": 2.0, "negative_prompt": "a dog"} if model.guided else {}
+    packed = isinstance(model, PACKED)
+    unit = 8 if packed else 16
     found = [
         pipeline(
             prompt=prompt,
             num_inference_steps=steps,
             height=unit * x.shape[-2],
             width=unit * x.shape[-1],
-            latents=pack(x[row : row + 1]) if edits else x[row : row + 1],
+            latents=pack(x[row : row + 1]) if packed else x[row : row + 1],
             output_type="latent",
             **call,
             image=to_pil(given[row]) if len(given[row]) > 1 else to_pil(given[row])[0],
@@ -144,19 +166,20 @@ def test_without_noise_edits_are_the_pipelines(
         end = sample_ode(model, cond, sigmas=sigmas, **drawn)
     with told(model.network) as seen:
         made = theirs(model, x, given, steps, monkeypatch)
-    mine = pack(end) if isinstance(model, QwenEdit) else end
+    mine = pack(end) if isinstance(model, PACKED) else end
     if isinstance(model, Flux2):
         mine = end.flatten(2).transpose(1, 2)
     elif isinstance(model, Flux2Klein):  # whose pipeline returns what its VAE decodes
         made = model._from_vae(made)
-    start = pack(x) if made.dim() == 3 and isinstance(model, QwenEdit) else x.reshape(made.shape)
+    start = pack(x) if made.dim() == 3 and isinstance(model, PACKED) else x.reshape(made.shape)
     assert (made - start).abs().mean() > 1e-3
     torch.testing.assert_close(mine, made, rtol=0, atol=1e-5)
     assert torch.equal(sigmas, model.pipeline().scheduler.sigmas)
     first, other = ours[0], seen[0]
     for name in ("img_ids", "guidance", "timestep"):
         if other.get(name) is not None:
-            expected = other[name][0]
+            shared = name == "img_ids" and other[name].dim() == 2  # of all rows
+            expected = other[name] if shared else other[name][0]
             assert torch.equal(first[name] if name == "img_ids" else first[name][0], expected)
     if "img_shapes" in first:
         assert first["img_shapes"][0] == other["img_shapes"][0]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
-from flowrl.models.facts import adapters
+from flowrl.models.options import adapters
 from flowrl.models.tiny import save_tiny, tinies
 from flowrl.runs.rehearse import rehearse
 

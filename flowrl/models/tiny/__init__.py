@@ -8,7 +8,6 @@ user's states its own in the same form (`Facts.tiny`).
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ import yaml
 from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.files import read_text, replacing
 from flowrl.core.shipped_files import resource
-from flowrl.models.facts import adapters
+from flowrl.models.options import adapters
 
 TABLE, INDEX = "assets/tiny.yaml", "model_index.json"
 OWN = ("class", "like", "with", "drawn", "files", "set", "ask", "released")  # keys beside the parts
@@ -203,11 +202,8 @@ def _settled(spec: Any) -> Settings:
 
 
 def _found(name: str) -> Any:
-    """Return a function of ours, or a class of diffusers, transformers, or "module:class"."""
-    from flowrl.models.loading import part_class
+    """Return a function of ours, or a class of diffusers or transformers."""
+    from flowrl.models.files.loading import part_class
     from flowrl.models.tiny import parts
 
-    if ":" in name:
-        module, _, name = name.partition(":")
-        return getattr(importlib.import_module(module), name)
     return getattr(parts, name, None) or part_class("diffusers", name)

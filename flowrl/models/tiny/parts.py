@@ -32,6 +32,7 @@ from transformers import (
     T5TokenizerFast,
 )
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
+from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
 
 SMALL = [*string.ascii_lowercase, *string.digits]
 EVERY = [*string.ascii_letters, *string.digits, *string.punctuation]
@@ -266,6 +267,9 @@ def chatglm(**settings: Any) -> Any:
     for parameter in reader.parameters():
         parameter.data.normal_(0, 0.3)
     return reader
+
+
+motif_reader = T5Gemma2Encoder  # which transformers has at no other place
 
 
 class passing(torch.nn.Module):  # noqa: N801 - as settings name it

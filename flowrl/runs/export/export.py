@@ -26,11 +26,11 @@ from flowrl.core.devices import DTYPES, check_wide, kinds_of, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import read_json, replacing
 from flowrl.core.types import FlowModel
-from flowrl.models.facts import modelspec_of
 from flowrl.models.files.lora_names import Layer
 from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
 from flowrl.models.files.weights import weight_files
-from flowrl.models.options import pick_dtype
+from flowrl.models.options import modelspec_of
+from flowrl.models.tuning import pick_dtype
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import kohya_weights
 from flowrl.runs.export.usage import CardFacts, low_noise

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ModelError, RunError
 from flowrl.core.files import read_json, replacing
+from flowrl.models.files.loading import hollow_network, locate
 from flowrl.models.files.lora_read import Update, read_lora
-from flowrl.models.loading import hollow_network, locate
 from flowrl.runs.export.export import INDEX, NETWORKS, SECOND, Change, write_pipeline
 
 

@@ -24,7 +24,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import LossInput, Plan, RealRows, Rollout
-from flowrl.evaluation.preference_pairs import read_fitted
+from flowrl.evaluation.image_files import read_fitted
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.sources import check_images, place_of
 from flowrl.training.guidance import is_guided, teacher_guidance

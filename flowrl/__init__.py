@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from flowrl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from flowrl.api.calls import compare, doctor, estimate, evaluate, train, tune
+    from flowrl.api.calls import Trainer, compare, doctor, estimate, evaluate, train, tune
     from flowrl.api.trained_run import TrainedRun, open
-    from flowrl.api.trainer import Trainer
     from flowrl.config.load import Config, load_config
     from flowrl.core.part import Part
 
@@ -41,7 +40,7 @@ _HOME = {
     "Config": "flowrl.config.load",
     "Part": "flowrl.core.part",
     "TrainedRun": "flowrl.api.trained_run",
-    "Trainer": "flowrl.api.trainer",
+    "Trainer": "flowrl.api.calls",
     "load_config": "flowrl.config.load",
     "open": "flowrl.api.trained_run",
 }

@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from flowrl.api.given_lists import both_lists, prompts_of
-from flowrl.api.given_models import ModelLike, is_pipeline, with_model
+from flowrl.api.given import ModelLike, both_lists, is_pipeline, prompts_of, with_model
 from flowrl.config.calls import Call
 from flowrl.config.handed import PYTHON, as_handed, check_reward_name
 from flowrl.config.load import ORDER, Config, judged_by, load_config

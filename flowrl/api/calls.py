@@ -1,10 +1,12 @@
-"""The functions of the Python door. Each takes what `flowrl.api.arguments` describes, and the
-sections of a config as keywords: ``train={"iterations": 20}``, ``seed=3``. These stand there once,
-as `Given`; here are the arguments that a call has alone."""
+"""The functions of the Python door, and the training loop for programs that do the rest themselves.
+Each takes what `flowrl.api.arguments` describes, and the sections of a config as keywords:
+``train={"iterations": 20}``, ``seed=3``. These stand there once, as `Given`; here are the arguments
+that a call has alone."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +20,13 @@ from flowrl.api.arguments import (
     python_objects,
     takes_given,
 )
-from flowrl.api.given_models import GivenPipeline
+from flowrl.api.given import GivenPipeline
 from flowrl.api.trained_run import TrainedRun
 from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError
+from flowrl.core.part import Part
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.estimate import estimate as work_out
 from flowrl.doctor.examine import examine
@@ -34,11 +37,12 @@ from flowrl.runs.compare.search_space import read_space
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.tune import Tuning, run_tuning
 from flowrl.runs.evaluate import evaluate as judge
-from flowrl.runs.given_lists import keep_lists
+from flowrl.runs.kept_inputs import keep_lists
 from flowrl.runs.open_run import untrained
 from flowrl.runs.start_run import Resume
-from flowrl.runs.trackers import eval_numbers, open_trackers, trackers_given
+from flowrl.runs.trackers import Tracker, eval_numbers, open_trackers, trackers_given
 from flowrl.runs.train import train as train_run
+from flowrl.training.trainer import Trainer as _Trainer
 
 
 @takes_given
@@ -310,3 +314,52 @@ def _with_settings(config: Config) -> Config:
     return replace(
         config, model=replace(config.model, kwargs={**config.model.kwargs, "path": made.path})
     )
+
+
+class Tracked(Part):
+    """Tell trackers the metrics of each iteration, after all other parts have added theirs."""
+
+    rank = 1000
+
+    def __init__(self) -> None:
+        self.trackers: list[Tracker] = []
+
+    def after_iteration(self, run: Any, it: Any) -> None:
+        """Tell them."""
+        for tracker in self.trackers:
+            tracker.log(run.iteration, it.metrics)
+
+
+class Trainer(_Trainer):
+    """The training loop, an iteration at a time, for programs that do the rest themselves.
+
+    Example::
+
+        trainer = flowrl.Trainer("shapes/flow_grpo", train={"prompts": 4})
+        for iteration in range(10):
+            metrics = trainer.step()
+    """
+
+    @takes_given
+    def __init__(
+        self,
+        config: ConfigLike,
+        **given: Unpack[Given],
+    ) -> None:
+        """Arguments are those of `train`; trackers are told the metrics of each step, and close
+        with the trainer or the program. Raises as `train` does before anything is trained."""
+        callbacks, track = parts_given(given.pop("callbacks", ())), given.get("track", ())
+        chosen = config_of(config, **given)
+        names = trackers_given(track)
+        told = [Tracked()] if names else []
+        super().__init__(chosen, callbacks=[*callbacks, *told])
+        # trackers begin once nothing is refused any more
+        for part in told:
+            part.trackers = open_trackers(names, None, chosen.to_dict())
+            weakref.finalize(self, _close, part.trackers)
+
+
+def _close(trackers: Sequence[Tracker]) -> None:
+    """Let trackers write what they still have."""
+    for tracker in trackers:
+        tracker.close()

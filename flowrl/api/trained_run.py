@@ -21,7 +21,7 @@ from flowrl.api.arguments import (
     config_of,
     named_functions,
 )
-from flowrl.api.given_models import ModelLike, with_model
+from flowrl.api.given import ModelLike, with_model
 from flowrl.config.handed import PYTHON, as_handed
 from flowrl.config.load import Config, folder_of, load_config
 from flowrl.config.values import show
@@ -31,12 +31,11 @@ from flowrl.core.part import Part
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import FlowModel
 from flowrl.models.files.lora_read import LORA_FILE
-from flowrl.runs.best import score_of
 from flowrl.runs.evaluate import evaluate, given_sources, sample_all
 from flowrl.runs.export.export import HasPipeline, export
 from flowrl.runs.folder import CONFIG, EVALS, EXPORT, REPORT, SUMMARY, read_object, read_rows
-from flowrl.runs.gain import Gain, base_is_best, run_gain
-from flowrl.runs.given_lists import moved_along
+from flowrl.runs.gain import Gain, base_is_best, run_gain, score_of
+from flowrl.runs.kept_inputs import moved_along
 from flowrl.runs.open_run import (
     OpenedRun,
     Which,

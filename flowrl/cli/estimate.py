@@ -1,8 +1,10 @@
-"""``flowrl estimate`` and ``flowrl bench``."""
+"""``flowrl doctor``, ``flowrl estimate`` and ``flowrl bench``."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +12,72 @@ import typer
 from flowrl.cli import options
 from flowrl.cli.output import count_up, print_text, show_or_write, working
 from flowrl.core.errors import ConfigError
-from flowrl.core.tables import size, terminal_width
+from flowrl.core.tables import terminal_width
+
+
+def doctor(
+    config: options.ConfigName,
+    *,
+    overrides: options.Overrides,
+    changes: options.Set,
+    only: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            show_default=False,
+            metavar="SECTION",
+            help="look at this section alone, such as ratio; repeatable",
+        ),
+    ],
+    known: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            show_default=False,
+            metavar="FINDING",
+            help="a finding that is meant so, such as std/last; repeatable",
+        ),
+    ],
+    card: Annotated[
+        float | None, typer.Option(metavar="GB", help="memory to fit; default: this machine's")
+    ] = None,
+    profile: options.Profile = None,
+    json: options.Json = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="keep it in this run's folder, for its report",
+            callback=options.check_folder,
+        ),
+    ] = None,
+    plugin: options.Plugins,
+) -> int:
+    """Examine a config before it is trained: parity with diffusers, noise, ratio, rewards, credit.
+
+    Loads the model and tries everything out on two prompts. Exit code 1 if there is something to
+    change.
+    """
+    from flowrl.core.files import write_json
+    from flowrl.doctor.examine import examine
+    from flowrl.doctor.findings import checkup_as_json, checkup_text
+    from flowrl.runs.folder import DOCTOR
+
+    options.quiet_libraries()
+    chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
+    checkup = examine(chosen, only=only, known=known, card=card, progress=_say)
+    _say("")
+    if run is not None:
+        write_json(run / DOCTOR, {**checkup_as_json(checkup), "settings": chosen.to_dict()})
+    show_or_write(lambda width: checkup_text(checkup, width), checkup_as_json(checkup), json)
+    return 1 if checkup.findings else 0
+
+
+def _say(what: str) -> None:
+    """Say in a terminal what is looked at, in one line."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
 
 CARD = 24.0  # GB, where this machine has no GPU
 
@@ -37,7 +104,7 @@ def estimate(
     """
     from flowrl.core.files import is_stdout
     from flowrl.cost.estimate import estimate as estimated
-    from flowrl.cost.fit_card import card_size, profile_of, profile_that_fits, short_verdict
+    from flowrl.cost.fit_card import card_size, profile_of, verdict, what_helps
     from flowrl.cost.report import estimate_as_json, estimate_text
 
     options.quiet_libraries()
@@ -48,23 +115,19 @@ def estimate(
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
     with working(f"working out what {config} takes"):
         found = estimated(chosen)
-        fits = short_verdict(found, gigabytes=gigabytes)
+        fits = verdict(found, gigabytes=gigabytes)
     # what was asked comes at once; what helps takes longer
     shown = json is None or not is_stdout(json)
     if shown:
         print_text(fits)
     facts = {**estimate_as_json(found), "card": {"gigabytes": gigabytes, "verdict": fits}}
-    with working("looking for the profile that fits"):
-        over = found.largest is not None and ": no, " in fits and profile is None
-        tried = profile_that_fits(chosen, gigabytes=gigabytes) if over else None
-    if tried is not None and tried.phase is not None:
-        says = "fits" if tried.fits else "is not enough"
-        line = f"--profile {tried.name} {says}: {size(tried.phase.bytes)} in {tried.phase.name}"
-        facts["card"] |= {"profile": tried.name, "profile_fits": tried.fits}
-        if shown:
-            print_text(line)
-    with working("looking for what helps"):
-        said = estimate_text(found, gigabytes=gigabytes, width=terminal_width()) if shown else ""
+    with working("looking for what makes it fit"):
+        helps = what_helps(found, gigabytes=gigabytes)
+    if helps.profile is not None:
+        facts["card"] |= {"profile": helps.profile.name, "profile_fits": helps.profile.fits}
+    if shown and helps.lines:
+        print_text("\n".join(helps.lines))
+    said = estimate_text(found, gigabytes=gigabytes, width=terminal_width()) if shown else ""
     show_or_write(f"\n{said}", facts, json)
 
 
@@ -78,12 +141,12 @@ def bench(
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
-    """Time the parts of an iteration against the calls of network and VAE alone."""
-    from flowrl.cost.overhead import measure_overhead as timed
-    from flowrl.cost.overhead import overhead_table
+    """Time an iteration by phase: sampling, decoding, rewards, training."""
+    from flowrl.cost.phases import measure_phases as timed
+    from flowrl.cost.phases import phases_table
 
     options.quiet_libraries()
     chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
     counted = partial(count_up, of="iterations")
     result = timed(chosen, iterations=iterations, progress=counted)
-    show_or_write(lambda width: overhead_table(result, width=width), result, json)
+    show_or_write(lambda width: phases_table(result, width=width), result, json)

@@ -41,14 +41,6 @@ Dtype = Annotated[
 Weights = Annotated[
     Literal["ema", "current"] | None, typer.Option(help="default: the run's eval.weights")
 ]
-Iteration = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N|best|last",
-        help="the checkpoint to take; default: the best by held-out score",
-        autocompletion=lambda: ["best", "last"],
-    ),
-]
 BaseModel = Annotated[
     str, typer.Option(metavar="ID", help="hub id of a base model that was in a folder")
 ]
@@ -61,7 +53,7 @@ def export(
     formats: Formats,
     dtype: Dtype = "auto",
     weights: Weights = None,
-    iteration: Iteration = None,
+    iteration: options.Iteration = None,
     base_model: BaseModel = "",
     changes: options.Set,
     profile: options.Profile = None,

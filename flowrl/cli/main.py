@@ -1,4 +1,4 @@
-"""The command line, ``flowrl COMMAND``: a file here for each command, for parsing and printing."""
+"""The command line, ``flowrl COMMAND``: the files here parse and print, nothing else."""
 
 from __future__ import annotations
 
@@ -13,25 +13,17 @@ from typing import Annotated
 
 import typer
 
-from flowrl.cli.compare import compare
-from flowrl.cli.configs import configs, methods, schema
-from flowrl.cli.doctor import doctor
-from flowrl.cli.estimate import bench, estimate
-from flowrl.cli.evaluate import evaluate
+from flowrl.cli.compare import compare, tune
+from flowrl.cli.configs import configs, methods, new, pairs, schema, tiny
+from flowrl.cli.estimate import bench, doctor, estimate
+from flowrl.cli.evaluate import evaluate, measure, sweep
 from flowrl.cli.export import export
 from flowrl.cli.grammar import Command, Commands
-from flowrl.cli.measure import measure
-from flowrl.cli.new import new
-from flowrl.cli.pairs import pairs
 from flowrl.cli.report import grid, report, view
 from flowrl.cli.sample import sample
-from flowrl.cli.score import score
-from flowrl.cli.serve_rewards import serve_rewards
+from flowrl.cli.score import score, serve_rewards
 from flowrl.cli.start_up import interrupt_as_usual, say_when_loading, was_interrupted
-from flowrl.cli.sweep import sweep
-from flowrl.cli.tiny import tiny
 from flowrl.cli.train import train
-from flowrl.cli.tune import tune
 from flowrl.core.errors import ConfigError, FlowRLError, printable
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights

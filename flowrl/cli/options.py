@@ -143,8 +143,8 @@ Plugins = Annotated[
 def allowed(target: str | Path, plugins: list[str]) -> list[str]:
     """Return the plugins that were named, and those that were allowed for this run before. Raise
     ConfigError for one whose files have changed since."""
+    from flowrl.runs.kept_inputs import allowed_before, trusted
     from flowrl.runs.open_run import run_of
-    from flowrl.runs.trusted_plugins import allowed_before, trusted
 
     run = run_of(Path(target))
     if not (run / "config.yaml").exists():
@@ -184,6 +184,7 @@ Track = Annotated[
         autocompletion=lambda: ["wandb", "trackio", "swanlab"],
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 Json = Annotated[
     Path | None,
     typer.Option(

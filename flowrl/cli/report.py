@@ -66,20 +66,19 @@ def grid(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     *,
     out: Annotated[Path | None, typer.Option(metavar="PNG", help="default: RUN/grid.png")] = None,
-    columns: Annotated[int, typer.Option(help="checkpoints shown at most")] = 8,
     json: options.Json = None,
 ) -> None:
     """Draw a run's checkpoints side by side."""
     from flowrl.core.files import is_stdout
     from flowrl.evaluation.image_grids import page_format, save_page
     from flowrl.runs.folder import GRID, read_verdicts
-    from flowrl.runs.report.samples import evenly, run_grid, sample_files
+    from flowrl.runs.report.samples import COLUMNS, evenly, run_grid, sample_files
 
     file = out or run / GRID
     refuse_both(out, json)
     page_format(file)
-    save_page(run_grid(run, max_columns=columns), file)
-    shown, judged = evenly(sorted(sample_files(run)), columns), read_verdicts(run)
+    save_page(run_grid(run), file)
+    shown, judged = evenly(sorted(sample_files(run)), COLUMNS), read_verdicts(run)
     right = {iteration: judged[iteration] for iteration in shown if iteration in judged}
     facts = {"grid": f"{file}", "iterations": shown, "right": right}
     show_or_write(f"{file}", facts, json, silent=is_stdout(file))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,7 +59,8 @@ def sample(
     from flowrl.evaluation.image_grids import labelled_grid, page_format, save_page
     from flowrl.evaluation.reward_call import frames_of
     from flowrl.evaluation.video_files import KINDS, save_film
-    from flowrl.runs.evaluate import given_sources, sample_or_choose
+    from flowrl.runs.evaluate import best_by as chooser
+    from flowrl.runs.evaluate import given_sources, sample_all
 
     # where it cannot be written is known before anything loads
     if out.suffix.lower() not in KINDS:
@@ -70,23 +71,26 @@ def sample(
     chosen = found.config
     if frames_of(chosen, found.model) == 1:
         page_format(out)
-    # sample: the images of a prompt stand in one row
     starts = given_sources(found.model, chosen, prompts, source or [])
     with explained(chosen, "sample"):
-        drawn, by = sample_or_choose(found, prompts, images, source or [], starts)
+        one = chosen.eval.best_of == 1
+        reward = None if one else chooser(found.model, chosen, prompts, source or [])
+        more: dict[str, Any] = {"images": images, "sources": starts, "by": reward}
+        more |= {"seed": chosen.eval.seed, "base": found.base}
+        drawn = sample_all(found.model, chosen, prompts, **more)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
-    sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
     if drawn.ndim == 5 and out.suffix.lower() in KINDS:
         save_film(drawn, out)
     else:
+        sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
         save_page(labelled_grid(columns, prompts, starts=sources), out)
     facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
     facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
-    facts |= {"best_of": chosen.eval.best_of, "best_by": by} if by else {}
-    each = f", each the best of {chosen.eval.best_of} by {by}" if by else ""
+    best = {"best_of": chosen.eval.best_of, "best_by": reward.name} if reward else {}
+    each = f", each the best of {chosen.eval.best_of} by {reward.name}" if reward else ""
     text = f"{len(drawn)} images of {found.what}{each}: {out}"
-    show_or_write(text, facts, json, silent=is_stdout(out))
+    show_or_write(text, facts | best, json, silent=is_stdout(out))
 
 
 def _best(best_of: int | None, best_by: str | None, images: int) -> dict[str, int | str | None]:

@@ -56,7 +56,6 @@ Rehearse = Annotated[
         help="one iteration on a tiny random model of the same class, and nothing is kept",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
 
 def train(
@@ -71,7 +70,7 @@ def train(
     dry_run: DryRun = False,
     rehearse: Rehearse = False,
     track: options.Track,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
     json: options.Json = None,
     profile: options.Profile = None,
     plugin: options.Plugins,
@@ -142,7 +141,7 @@ def _show_plan(
     after the plan, where something is not here that no run downloads."""
     named = config if isinstance(config, str) else config.source
     with working(f"working out what {named} does"):
-        from flowrl.cost.dry_run import MISSING, dry_run
+        from flowrl.cost.report import MISSING, dry_run
 
         options.quiet_libraries()
         chosen = options.load_fitted(config, given, plugin, profile)

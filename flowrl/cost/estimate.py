@@ -140,13 +140,6 @@ def phase(
     return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
 
 
-def judged_phase(config: Config, name: str, forecast: RehearsedIteration) -> Phase:
-    """Work out one phase of `Estimate.judged`, for a model of diffusers that is known."""
-    if name == SCORING:
-        return _scoring(config, phase(config, "decode", forecast))
-    return _with_rewards(config, phase(config, name, forecast))
-
-
 def _with_rewards(config: Config, plain: Phase) -> Phase:
     return plain._replace(kept=plain.kept + staying(config))
 

@@ -1,11 +1,9 @@
-"""Does a config fit a card, and if not, what makes it fit: every number is worked out for the
-changed config.
-
-`fitted` chooses the settings that make a config fit a card of some size: what `--profile` sets.
-"""
+"""Does a config fit a card, and if not, which settings make it fit: what `--profile` sets. Every
+number is worked out for the changed config."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -26,9 +24,8 @@ from flowrl.cost.architecture import (
     known_facts,
     tuning_of,
 )
-from flowrl.cost.estimate import ENCODERS_ALONE, Estimate, Phase, estimate, judged_phase
+from flowrl.cost.estimate import ENCODERS_ALONE, Estimate, Phase, estimate
 from flowrl.cost.memory import SCORING, can_rest, count_weights, reward_networks, staying
-from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 GIB = 2**30
 # of a card: the CUDA context, libraries' workspaces, gaps between tensors; assumed, not measured
@@ -39,12 +36,6 @@ SMALLER: dict[float, tuple[float, str]] = {
     48: (44.9, "an L40S or A40"),
 }
 RANK = 16  # of adapters that still learn much, and take a quarter of the usual 64
-BATCH = {
-    "sampling": "train.rollout_batch",
-    "decode": "model.decode_batch",
-    "training": "train.micro_batch",
-    "evaluation": "eval.batch",
-}
 
 
 class Profile(NamedTuple):
@@ -57,45 +48,79 @@ class Profile(NamedTuple):
 
 PROFILES = {"24gb": Profile(24, 2, 1), "48gb": Profile(48, 4, 2), "80gb": Profile(80, 8, 4)}
 AUTO = "auto"  # the profile of this machine's GPU
-BATCHES = ("train.micro_batch", "train.rollout_batch", "eval.batch")
 RUNTIME = ("checkpointing", "offload")
 
 
-def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
-    """Say whether a config fits a card of so many gigabytes, with those networks of its rewards
-    that are counted, and what helps each phase that does not."""
-    # no verdict where something could not be counted
-    largest = found.largest
-    if largest is None:
-        return [f"fits a {gigabytes:g} GB card: unknown, {found.note}"]
-    # phases that are too large, the worst first
-    limit = limit_of(gigabytes)
-    over = sorted((p for p in found.judged if p.bytes > limit), key=lambda p: -p.bytes)
-    stay = staying(found.config)
-    networks = f", of which {size(stay)} are rewards' networks" if stay else ""
-    says = f"the largest phase is {largest.name} with {size(largest.bytes)}{networks}"
-    if not over:
-        return [f"fits a {gigabytes:g} GB card: yes; {says}", *_smaller_card(gigabytes, largest)]
-    # one remedy per phase; the head has named the first phase already
-    first, *rest = (f"{_needs(p)}{_remedies(found, p, limit)}" for p in over)
-    head = f"fits a {gigabytes:g} GB card: no, {says}{first.removeprefix(_needs(over[0]))}"
-    return [
-        head,
-        *rest,
-        f"({size(RESERVE)} of the card are set aside for the CUDA context and libraries)",
-    ]
-
-
-def short_verdict(found: Estimate, *, gigabytes: float) -> str:
-    """Say in one line whether a config fits a card of so many gigabytes."""
+def verdict(found: Estimate, *, gigabytes: float) -> str:
+    """Say in one line whether a config fits a card of so many gigabytes, with those networks of its
+    rewards that are counted."""
     largest = found.largest
     if largest is None:
         return f"fits a {gigabytes:g} GB card: unknown, {found.note}"
     fits = "yes" if largest.bytes <= limit_of(gigabytes) else "no"
+    stay = staying(found.config)
+    networks = f", {size(stay)} of it rewards' networks" if stay else ""
     return (
-        f"fits a {gigabytes:g} GB card: {fits}, {size(largest.bytes)} in {largest.name}, of "
-        f"{size(limit_of(gigabytes))} that are free"
+        f"fits a {gigabytes:g} GB card: {fits}, {size(largest.bytes)} in {largest.name}{networks}, "
+        f"of {size(limit_of(gigabytes))} that are free"
     )
+
+
+class Help(NamedTuple):
+    """What is to be said below a verdict."""
+
+    lines: list[str]
+    profile: Fitted | None = None  # that was tried for a config that does not fit
+
+
+def what_helps(found: Estimate, *, gigabytes: float) -> Help:
+    """Try what makes a config fit a card of so many gigabytes: its profile, then what a profile
+    leaves to the user. Of one that fits, say which cards of that name have less memory than it
+    needs. Raises as `estimate` does."""
+    # nothing to do, or nothing known
+    largest = found.largest
+    if largest is None or largest.bytes <= limit_of(gigabytes):
+        return Help([] if largest is None else _smaller_card(gigabytes, largest))
+    if "runtime" not in found.config.model.kwargs:
+        return Help([f"model {found.config.model.fn} has no profile"])
+    tried = fitted(found.config, f"{gigabytes:g}gb")
+    if tried.fits:
+        return Help([tried.said], tried)
+    # what is there in any case, and what would train something else
+    lines, also = [tried.said, _kept(found, largest)], _lighter(found.config)
+    with contextlib.suppress(ConfigError):  # too few states for its updates, say
+        then = fitted(_overridden(found.config, also), tried.name) if also else tried
+        if also and then.phase is not None:
+            fits = "fits" if then.fits else "does not fit either"
+            needs = f"{size(then.phase.bytes)} in {then.phase.name}"
+            lines.append(f"with {' '.join(also)}, which train otherwise, it {fits}: {needs}")
+    return Help(lines, tried)
+
+
+def _kept(found: Estimate, largest: Phase) -> str:
+    """Say what the largest phase keeps whatever the batch, by its largest parts."""
+    name = "decode" if largest.name == SCORING else largest.name
+    there = [(part.bytes, part.name) for part in found.parts if name in part.phases]
+    there.append((staying(found.config), "rewards' networks"))
+    there.sort(reverse=True)
+    parts = ", ".join(f"{part} {size(count)}" for count, part in there[:3] if count)
+    return f"{largest.name} keeps {size(largest.kept)} as it is: {parts}"
+
+
+def _lighter(config: Config) -> list[str]:
+    """List what takes less and is no part of a profile, since it trains something else: overrides,
+    to be typed as they stand."""
+    kwargs, found = config.model.kwargs, list[str]()
+    for one in reward_networks(config)[0]:
+        here = one.always or one.guest
+        if here and config.rewards[one.name].kwargs.get("dtype") == "float32":
+            found.append(f"rewards.{one.name}.dtype=bfloat16")
+    for key, value in known_facts(config).lighter.items():
+        found += [f"model.{key}={json.dumps(value)}"] if kwargs.get(key) != value else []
+    found += ["model.layers=null", "model.tune=lora"] if kwargs.get("tune") == "full" else []
+    if config.train.prompts > 1:
+        found.append(f"train.prompts={config.train.prompts // 2}")
+    return found
 
 
 class Fitted(NamedTuple):
@@ -182,15 +207,6 @@ def profile_of(name: str) -> Profile:
     return near._replace(gigabytes=gigabytes)
 
 
-def profile_that_fits(config: Config, *, gigabytes: float) -> Fitted | None:
-    """Try the profile for a card of so many gigabytes, with all that it sets; None for a model that
-    has no profile, or whose memory is not counted. Raises as `estimate` does."""
-    if "runtime" not in config.model.kwargs:
-        return None
-    found = fitted(config, f"{gigabytes:g}gb")
-    return None if found.phase is None else found
-
-
 def _holders(override: str) -> set[str]:
     """Return the key of an override and those that hold it: "a.b.c", "a.b", "a"."""
     parts = override.partition("=")[0].split(".")
@@ -225,60 +241,6 @@ def card_size() -> float | None:
     if not torch.cuda.is_available():
         return None
     return round(torch.cuda.get_device_properties(0).total_memory / GIB, 1)
-
-
-def _needs(worst: Phase) -> str:
-    return f"{worst.name} needs {size(worst.bytes)}"
-
-
-def remedies(
-    config: Config, forecast: RehearsedIteration, worst: Phase, limit: int
-) -> Iterator[tuple[str, Phase]]:
-    """Yield what brings a phase below `limit` bytes and leaves the training as it is, in words, and
-    what it then needs.
-
-    That is a smaller batch, and options of ``model.runtime`` and ``offload`` of rewards, with which
-    the batch can be larger, or need not change.
-    """
-    # Nothing is turned on, then rewards rest, then each option alone, then all.
-    rest = can_rest(config)
-    options = switches(config, training=worst.name == "training")
-    choices = [(), *([tuple(rest)] if rest else []), *((key,) for key in options)]
-    if len(options) + bool(rest) > 1:
-        choices.append((*rest, *options))
-
-    whole = _batch(config, worst.name)
-    best = 0  # the largest batch so far
-    for chosen in choices:
-        if best == whole > 0 or (not chosen and worst.bytes <= limit):
-            return
-        changed = config
-        for key in chosen:
-            changed = change(changed, key, True)
-        # a network that rests has to fit in when it scores
-        if set(rest) & set(chosen) and judged_phase(changed, SCORING, forecast).bytes > limit:
-            continue
-        then = judged_phase(changed, worst.name, forecast) if chosen else worst
-        words, batch = [f"turn on {' and '.join(chosen)}"] if chosen else [], whole
-        if then.bytes > limit:
-            smaller = _smaller(changed, forecast, then, limit)
-            if smaller is None or smaller[0] <= best:
-                continue
-            batch, then = smaller
-            words.append(f"lower {BATCH[worst.name]} to {batch}")
-        best = batch
-        yield " and ".join(words), then
-
-
-def switches(config: Config, *, training: bool) -> list[str]:
-    """List the options of ``model.runtime`` that are off and may save memory, in training or
-    elsewhere."""
-    if "runtime" not in config.model.kwargs:
-        return []
-    on = config.model.kwargs["runtime"] or {}
-    helps = ["checkpointing"] if training else []
-    helps += [] if on.get("cuda_graphs") else ["offload"]  # which CUDA graphs refuse
-    return [f"model.runtime.{name}" for name in helps if not on.get(name)]
 
 
 def change(config: Config, key: str, value: Any) -> Config:
@@ -316,122 +278,6 @@ def smaller_rank(config: Config) -> tuple[list[str], Config] | None:
     return [f"model.lora.rank={RANK}", f"model.lora.alpha={alpha:g}"], changed
 
 
-def value_of_key(config: Config, key: str) -> Any:
-    """Return the value of "train.x", "eval.x" or "model.x"."""
-    section, name = key.split(".")
-    if section == "model":
-        return config.model.kwargs[name]
-    return getattr(getattr(config, section), name)
-
-
-def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
-    """Say what brings a phase below the limit; where no batch size does, what else would."""
-    # first what leaves the method as it is: smaller batches
-    config = found.config
-    ways = []
-    for what, then in remedies(config, found.forecast, worst, limit):
-        ways.append(f"{what} ({size(then.bytes)})")
-    if ways:
-        return "; " + " or ".join(ways)
-    # else changes of what is trained, together with a batch where one alone is not enough
-    name = "decode" if worst.name == SCORING else worst.name
-    there = [(part.bytes, part.name) for part in found.parts if name in part.phases]
-    there.append((staying(config), "rewards' networks"))
-    there.sort(key=lambda part: -part[0])
-    largest = ", ".join(f"{name} {size(count)}" for count, name in there[:3] if count)
-    others = []
-    for words, changed in _changes(config):
-        others.append(_other(words, changed, found.forecast, worst.name, limit))
-    known = [(then.bytes, f"{words} ({size(then.bytes)})") for words, then in filter(None, others)]
-    # name all that are enough, or the one that comes nearest
-    enough = [text for count, text in known if count <= limit] or [
-        f"{text}, which is not enough" for _, text in sorted(known)[:1]
-    ]
-    helps = f"; what helps: {' or '.join(enough)}" if enough else ""
-    return f"; no batch size is enough: {size(worst.kept)} are kept in any case ({largest}){helps}"
-
-
-def _other(
-    words: str, changed: Config, forecast: RehearsedIteration, name: str, limit: int
-) -> tuple[str, Phase] | None:
-    """Say what a phase needs after a change of the training, alone or with a remedy; None if it
-    cannot be made."""
-    try:
-        if changed.train.prompts != forecast.work.prompts:
-            forecast = check_plan(changed)
-        then = judged_phase(changed, name, forecast)
-    except ConfigError:  # too few states for its updates, say
-        return None
-    more = None if then.bytes <= limit else next(remedies(changed, forecast, then, limit), None)
-    return (words, then) if more is None else (f"{words} and {more[0]}", more[1])
-
-
-def _smaller(
-    config: Config, forecast: RehearsedIteration, worst: Phase, limit: int
-) -> tuple[int, Phase] | None:
-    """Find the largest batch with which a phase fits, and what it then needs; None if it fits with
-    none, or needs no smaller one."""
-    over = _batch(config, worst.name)  # the smallest batch known not to fit
-    if over <= 1 or worst.kept > limit or worst.bytes <= limit:
-        return None
-    key = BATCH[worst.name]
-    fits, found = 1, judged_phase(change(config, key, 1), worst.name, forecast)
-    if found.bytes > limit:
-        return None
-    # a larger batch never needs less, and mostly as much more as it is larger: each trial costs
-    # seconds, so it is made where a line between the two ends meets the limit
-    most = worst.bytes
-    while over - fits > 1:
-        share = (limit - found.bytes) / max(most - found.bytes, 1)
-        middle = min(max(fits + int(share * (over - fits)), fits + 1), over - 1)
-        tried = judged_phase(change(config, key, middle), worst.name, forecast)
-        if tried.bytes <= limit:
-            fits, found = middle, tried
-        else:
-            over, most = middle, tried.bytes
-    return fits, found
-
-
-def _batch(config: Config, name: str) -> int:
-    """Return the batch that a phase works with at a time; 0 where it has none."""
-    return int(value_of_key(config, BATCH[name])) if name in BATCH else 0
-
-
-def _changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yield changes of what is trained, or of how, or of the rewards' numbers, in words."""
-    # the words are overrides, to be typed as they stand
-    kwargs, prompts = config.model.kwargs, config.train.prompts
-    if wide := _wide_rewards(config):
-        narrow, turned = config, [f"{key}=bfloat16" for key in wide]
-        for key in wide:
-            narrow = change(narrow, key, "bfloat16")
-        yield " ".join(turned), narrow
-    for key, value in known_facts(config).lighter.items():
-        if kwargs.get(key) != value:
-            yield f"model.{key}={json.dumps(value)}", change(config, f"model.{key}", value)
-    if kwargs.get("tune") == "full":
-        yield "model.tune=lora", change(change(config, "model.layers", None), "model.tune", "lora")
-    elif (
-        kwargs.get("tune") == "lora"
-        and (kwargs.get("runtime") or {}).get("quantize", "none") == "none"
-    ):
-        yield "model.runtime.quantize=nf4", change(config, "model.runtime.quantize", "nf4")
-    if smaller := smaller_rank(config):
-        overrides, changed = smaller
-        yield " ".join(overrides), changed
-    if config.optimizer.fn == "adamw":
-        yield "optimizer.fn=adamw8bit", change(config, "optimizer.fn", "adamw8bit")
-    if prompts > 1:
-        yield f"train.prompts={prompts // 2}", change(config, "train.prompts", prompts // 2)
-
-
-def _wide_rewards(config: Config) -> list[str]:
-    """List the options of counted networks in float32 that would halve them."""
-    networks = [one for one in reward_networks(config)[0] if one.always or one.guest]
-    kinds = {one.name: config.rewards[one.name].kwargs.get("dtype") for one in networks}
-    return [f"rewards.{name}.dtype" for name, kind in kinds.items() if kind == "float32"]
-
-
 def profile_overrides(config: Config, name: str) -> list[str]:
     """Return overrides that make a config for a pipeline of diffusers take less memory.
 
@@ -453,7 +299,9 @@ def profile_overrides(config: Config, name: str) -> list[str]:
     found = [f"model.runtime.{option}=true" for option in options]
     now = {
         "model.decode_batch": (kwargs["decode_batch"], profile.decode),
-        **{key: (getattr(*_place(config, key)), profile.batch) for key in BATCHES},
+        "train.micro_batch": (config.train.micro_batch, profile.batch),
+        "train.rollout_batch": (config.train.rollout_batch, profile.batch),
+        "eval.batch": (config.eval.batch, profile.batch),
     }
     found += [f"{key}={most}" for key, (value, most) in now.items() if value > most]
 
@@ -524,11 +372,6 @@ def _one_state(config: Config, largest: Phase | None, limit: int) -> list[str] |
         largest = estimate(change(config, "train.micro_batch", 1)).largest
         return None if largest is None or largest.bytes > limit else ["train.micro_batch=1"]
     return None if largest is None or largest.bytes > limit else []
-
-
-def _place(config: Config, key: str) -> tuple[object, str]:
-    section, _, name = key.partition(".")
-    return getattr(config, section), name
 
 
 def _network_bytes(config: Config) -> int:

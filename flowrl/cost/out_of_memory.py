@@ -65,14 +65,19 @@ def explain(error: BaseException, config: Config, phase: str) -> str:
 
 def _lower(config: Config, key: str) -> list[str]:
     """Name the key to lower and its value, and what else takes less."""
-    from flowrl.cost.fit_card import switches, value_of_key
-
-    ways = []
-    if key and (not key.startswith("model.") or key.split(".")[1] in config.model.kwargs):
-        value = int(value_of_key(config, key))
+    section, _, name = key.partition(".")
+    kwargs, ways = config.model.kwargs, []
+    values = kwargs if section == "model" else vars(getattr(config, section)) if section else {}
+    if name in values:
+        value = int(values[name])
         ways.append(f"lower {key} (now {value})" if value > 1 else f"{key} is 1 already")
-    ways += [f"turn on {name}" for name in switches(config, training=key == "train.micro_batch")]
-    if config.model.kwargs.get("tune") == "full":
+    # options of the runtime that are off; CUDA graphs refuse offload
+    if "runtime" in kwargs:
+        on = kwargs["runtime"] or {}
+        helps = ["checkpointing"] if key == "train.micro_batch" else []
+        helps += [] if on.get("cuda_graphs") else ["offload"]
+        ways += [f"turn on model.runtime.{name}" for name in helps if not on.get(name)]
+    if kwargs.get("tune") == "full":
         ways.append("tune by LoRA (model.tune)")
     return ways
 

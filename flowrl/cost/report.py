@@ -1,23 +1,39 @@
-"""An estimate in words and as plain data."""
+"""An estimate in words and as plain data; and the plan of a dry run: what a config would do, before
+any weight is read, and which files that it names are not here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.prompt_files import on_hub
+from flowrl.core.prompts import prompts_if_there
+from flowrl.core.shipped_files import find_resource
 from flowrl.core.tables import flop, parameter_count, size, text_table
-from flowrl.cost.estimate import Estimate
-from flowrl.cost.fit_card import verdict
+from flowrl.cost.architecture import facts_of, find_folder, released, released_parts
+from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.memory import reward_networks
 from flowrl.cost.time_shares import time_lines, times_as_json
-from flowrl.training.method import TRAINED_CALLS, method_of
+from flowrl.evaluation.needs import WRITTEN, unmet
+from flowrl.evaluation.sources import check_sources
+from flowrl.evaluation.statistics import decided_by
+from flowrl.models.options import (
+    Facts,
+)
+from flowrl.training.method import COMPANIONS, TRAINED_CALLS, method_of
+from flowrl.training.parts.teachers import teachers_of
+from flowrl.training.run import told_overlap
+from flowrl.training.start_weights import check_start, names_of
 
 _INDENT = 11  # columns of the word that a line begins with
 
 
 def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None) -> str:
-    """Say an estimate in words below its `short_verdict` for a card of so many gigabytes, with what
-    helps where it does not fit last; tables of `width` columns, None: of any number."""
+    """Say an estimate in words, times on the cards of so many gigabytes; tables of `width` columns,
+    None: of any number."""
     config = found.config
     lines = [
         f"{config.name}: {config.model.kwargs.get('path', config.model.fn)}",
@@ -26,7 +42,7 @@ def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None
     lines += [*found.forecast.work.lines(), *calls(found)]
     lines += time_lines(found, gigabytes=gigabytes, width=width)
     lines += memory(found, width)
-    return "\n".join([*lines, "", *verdict(found, gigabytes=gigabytes)])
+    return "\n".join(lines)
 
 
 def calls(found: Estimate) -> list[str]:
@@ -147,3 +163,169 @@ def _parameters(found: Estimate) -> list[str]:
         f"{parameter_count(counted.trained)} trained; {others}",
         f"           from the settings of {found.origin}",
     ]
+
+
+class Absent(NamedTuple):
+    """A file or folder that is not here."""
+
+    part: str  # of the config, as the plan's lines begin
+    said: str  # what it is, and what to do
+    downloaded: bool = False  # a run fetches it by itself
+
+    @property
+    def line(self) -> str:
+        """Return it as a line of the plan."""
+        return f"{self.part:<11}{self.said}"
+
+
+MISSING = "missing    "  # how the plan's lines begin that name what no run downloads
+
+
+def dry_run(config: Config) -> str:
+    """Check a config and return its plan in plain English.
+
+    Prompt files are read where they exist, and the images that their prompts start from are looked
+    at; rewards and model are bound to their arguments, not made. The last lines name what is not
+    here and no run downloads. Raises ConfigError for a plan that cannot be and for start weights
+    that nothing would bring, DataError for a broken prompt file or such an image that is missing,
+    broken, not RGB or of another shape, ModelError for a model folder that does not fit.
+    """
+    absent = absent_files(config)
+    found, t = estimate(config), config.train
+    counted = f", {found.weights.trained:,} trained numbers" if found.weights else ""
+    rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights.items())
+    prompts, missing = _prompts(config)
+    missing += [each for each in absent if not each.downloaded]
+    files = [each.line for each in absent]
+    lines = [
+        f"{t.iterations} iterations{counted}, lr {config.lr:g}, seed {config.seed}",
+        *found.forecast.work.lines(),
+        *_selected(found),
+        *calls(found),
+        *prompts,
+        f"rewards    {rewards} (not loaded)",
+        *files,
+        *memory(found),
+    ]
+    lines += [f"{MISSING}{each.said}" for each in missing]
+    return "\n".join(lines)
+
+
+def _selected(found: Estimate) -> list[str]:
+    forecast = found.forecast
+    chosen = f"{forecast.decisions:,} of {forecast.work.decisions:,} decisions are trained"
+    return [f"select     {chosen}, from {forecast.states:,} states"] if found.config.select else []
+
+
+def prompt_lines(config: Config) -> list[str]:
+    """Say how many prompts there are, and which files have to be put there. Raises DataError for an
+    image that a prompt starts from, as `check_sources` does."""
+    return _prompts(config)[0]
+
+
+def _prompts(config: Config) -> tuple[list[str], list[Absent]]:
+    """Return the lines of `prompt_lines`, and the files that are not here."""
+    train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
+    trained = (config.image.height, config.image.width)
+    for listed, sides in ((train, trained), (test, config.eval_size)):
+        if listed is not None:
+            check_sources(listed, sides)
+    # both lists in one line, and a line for each that is not here
+    there = []
+    if train:
+        there.append(f"{len(train)} to train on ({train.path})")
+    if test:
+        said = f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
+        there.append(said)
+    lines = ["prompts    " + ", ".join(there)] if there else []
+    lines += [f"test       {decided_by(len(test) * config.eval.images)}"] if test else []
+    if train is not None and len(train) < config.train.prompts:
+        lines.append(
+            f"prompts    train.prompts={config.train.prompts} of {len(train)}: an iteration takes "
+            "some of them more than once"
+        )
+    said = told_overlap(train, test) if train and test else ""
+    lines += [f"prompts    {said}"] if said else []
+    absent = {
+        "train": None if train else config.prompts.train,
+        "test": None if test else config.prompts.test,
+    }
+    found = [_absent(path, key) for key, path in absent.items() if path]
+    missing = [each for each in found if not each.downloaded]
+    return [*lines, *(each.line for each in found)], missing
+
+
+def _absent(path: str, key: str) -> Absent:
+    if on_hub(path):
+        return Absent("prompts", f"{path} is read from the hub when the run starts", True)
+    mend = f"put your own file there, or set prompts.{key}"
+    return Absent("prompts", f"{path} is not here: {mend}")
+
+
+def absent_files(config: Config) -> list[Absent]:
+    """Return the files of rewards, the teachers and the start weights that are not here.
+
+    Raises ConfigError, as the run would, for start weights that are not here and do not lie where
+    scripts and runs write: nothing would bring them.
+    """
+    return [
+        *_unknown_model(config),
+        *_of_rewards(config),
+        *_teachers(config),
+        *_start_weights(config),
+    ]
+
+
+def _unknown_model(config: Config) -> Iterator[Absent]:
+    """Warn of a repository of the hub of which nobody here knows what kind of model it holds."""
+    adapter, path = config.model.fn, str(config.model.kwargs.get("path", ""))
+    facts = facts_of(config)
+    if facts is None or path in released() or find_folder(path) is not None:
+        return
+    own = ", ".join(name for name in released() if adapter_reads(facts, name))
+    yield Absent(
+        "model",
+        f"{path} is not in the cache, and it is none of the models that {adapter} is known to "
+        f"read ({own}): the sizes below are those of {adapter}'s own, and the run refuses "
+        "another kind of model after its download",
+        True,
+    )
+
+
+def adapter_reads(facts: Facts, path: str) -> bool:
+    """Say whether a released model has the network that an adapter reads."""
+    part = released_parts(path).get(facts.network)
+    return part is not None and part.kind == facts.kind
+
+
+def _of_rewards(config: Config) -> Iterator[Absent]:
+    for name, call in config.rewards.items():
+        for need in unmet(call, name):
+            if need.on_hub:
+                why = "the run downloads it from the hub"
+                yield Absent("rewards", f"{name}: {need.path} is not in the cache: {why}", True)
+            else:
+                why = "make it or put it there first"
+                yield Absent("rewards", f"{name}: {need.path} is not here: {why}")
+
+
+def _teachers(config: Config) -> Iterator[Absent]:
+    for run in dict.fromkeys(chain.from_iterable(teachers_of(config).values())):
+        if find_resource(run.run) is None:
+            yield Absent("teacher", f"{run.run} is not here: train it first")
+
+
+def _start_weights(config: Config) -> Iterator[Absent]:
+    starts: dict[str, str | Sequence[str]] = {"train.start": config.train.start}
+    for name in COMPANIONS:
+        if getattr(config, name):
+            starts[f"{name}.begin"] = getattr(config, name).make().begin
+    named = [(key, start) for key, listed in starts.items() for start in names_of(listed)]
+    for key, start in named:
+        try:
+            check_start(start, key)
+        except ConfigError:
+            if not start.startswith(WRITTEN) or find_resource(start) is not None:
+                raise
+            what = "train" if start.startswith("runs/") else "make"
+            yield Absent("start", f"{key}: {start} is not here: {what} it first")

@@ -16,7 +16,7 @@ from flowrl.core.installation import DISTRIBUTION, environment, other_package
 from flowrl.core.prompts import PromptSet, load_prompts, overlap
 from flowrl.core.tables import size
 from flowrl.cost.estimate import estimate
-from flowrl.cost.fit_card import GIB, card_size, verdict
+from flowrl.cost.fit_card import GIB, card_size, limit_of, verdict, what_helps
 from flowrl.cost.report import memory
 from flowrl.doctor.findings import ReportSection
 from flowrl.training.rehearsal import check_plan
@@ -106,9 +106,10 @@ def look_at_memory(config: Config, card: float | None = None) -> ReportSection:
         return section
     section.lines += memory(found)
     says = verdict(found, gigabytes=round(there, 1))
-    section.lines += says[:1]
-    if found.largest.bytes > there * GIB - GIB:
-        section.find("memory/card", " ".join(says))
+    section.lines.append(says)
+    if found.largest.bytes > limit_of(there):
+        helps = what_helps(found, gigabytes=round(there, 1))
+        section.find("memory/card", "; ".join([says, *helps.lines]))
     # weights, two moments and each copy, once more while a checkpoint is written
     trained = found.weights.trained if found.weights else 0
     copies = 3 + bool(config.train.ema) + bool(config.kl) + bool(config.old) + bool(config.slow)

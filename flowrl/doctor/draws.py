@@ -68,9 +68,8 @@ def _stds(examined: ExaminedRun, section: ReportSection, plan: Plan, sigmas: Ten
     """Ask the transition for each step's std -> [S]."""
     scales = torch.tensor([step.noise_scale for step in steps_of(plan)])
     x = torch.zeros(len(scales), 1)
-    stds: list[float] = []
     made = examined.trainer.method.transition(x, x, sigmas[:-1], sigmas[1:], scales)
-    stds = torch.where(scales > 0, made.std, 0.0).tolist()
+    stds: list[float] = torch.where(scales > 0, made.std, 0.0).tolist()
     first = float(sigmas[0])
     exploded = 0.99 < first < 1 and stds[0] > HUGE
     if exploded and not examined.has("grid/first-sigma"):

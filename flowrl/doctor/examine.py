@@ -13,7 +13,7 @@ import torch
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, unknown
 from flowrl.core.types import FlowModel
-from flowrl.cost.overhead import PHASES
+from flowrl.cost.phases import PHASES
 from flowrl.doctor.before_loading import (
     look_at_batch,
     look_at_environment,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.types import Cond, FlowModel, Rollout
-from flowrl.cost.overhead import PhaseClock
+from flowrl.cost.phases import PhaseClock
 from flowrl.evaluation.sources import encode_rows
 from flowrl.training.rollout import Collected, collect
 from flowrl.training.trainer import Trainer

@@ -42,7 +42,7 @@ CATALOGUE: dict[str, Advice] = {
         "lower `train.prompts`, or add prompts",
     ),
     "memory/card": Advice(
-        "a phase needs more memory than there is", "take one of the remedies that are named"
+        "a phase needs more memory than there is", "take the profile that is named"
     ),
     "prompts/missing": Advice(
         "a prompt list is not there, or broken", "put the file there, or change `prompts`"

@@ -19,6 +19,7 @@ from flowrl.core.needs import needs_of
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
+from flowrl.doctor.network import cosine
 from flowrl.evaluation.sources import prompt_keys
 from flowrl.training.batches import Minibatch, NetworkCall, SharedForest, cut
 from flowrl.training.learn import LocalData, backward, learn, node_table
@@ -138,13 +139,6 @@ def _gain(examined: ExaminedRun, reward: Tensor, base: Tensor, place: int) -> fl
     mine = set(trained_nodes(ro, likelihood.trains).tolist()) & set(path)
     rows = torch.tensor(sorted(mine), dtype=torch.int64)
     return float((advantages_of(examined, better) - base)[rows].sum())
-
-
-def cosine(one: Tensor, two: Tensor) -> float:
-    norms = float(one.double().norm() * two.double().norm())
-    if norms == 0:
-        return 1.0 if float(one.norm()) == float(two.norm()) else 0.0
-    return float((one.double() @ two.double()) / norms)
 
 
 Gradient = list[Tensor]

@@ -3,9 +3,10 @@ prompt get its own text encoding, with all of it read?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from flowrl.models.prompt_encoding import Reader, cut_off, readers_of
 ROWS = 8
 FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype
 
+TIMES = ("timestep", "timesteps", "t")  # what networks call their time
 READ = 4000  # prompts whose length is looked at
 
 
@@ -36,10 +38,12 @@ def look_at_network(examined: ExaminedRun) -> ReportSection:
         return run.model.velocity(x[rows], sigma[rows], some).detach().float()
 
     # as in sampling, and each row in a call of its own; then as in training
-    with torch.no_grad(), times_of(run.model) as sampled:
+    network = getattr(run.model, "network", None)
+    networks = [network] if isinstance(network, torch.nn.Module) else []
+    with torch.no_grad(), noted(networks) as sampled:
         first, again = ask(), ask()
         alone = torch.cat([ask(slice(i, i + 1)) for i in range(len(x))])
-    with torch.enable_grad(), times_of(run.model) as trained:
+    with torch.enable_grad(), noted(networks) as trained:
         graded = ask()
     # asked twice it must say the same to the bit; otherwise a few roundings are allowed
     slack = FLOAT if examined.dtype == torch.float32 else SHORT
@@ -49,8 +53,9 @@ def look_at_network(examined: ExaminedRun) -> ReportSection:
         layers = _random_layers(run.model)
         named = f"; in training mode: {', '.join(layers[:3])}" if layers else ""
         section.find("ratio/random", f"asked twice, velocities differ by {gaps[0]:.2g}{named}")
-    if sampled and trained and not torch.equal(sampled[0], trained[0]):
-        worst = float((sampled[0].float() - trained[0].float()).abs().max())
+    asked = [seen.times[0] for seen in (sampled, trained) if seen.times]
+    if len(asked) == 2 and not torch.equal(*asked):
+        worst = float((asked[0] - asked[1]).abs().max())
         section.find("ratio/time", f"the network's times differ by up to {worst:.3g}")
     if gaps[1] > slack:
         section.find("ratio/grad-mode", f"with a gradient, velocities differ by {gaps[1]:.2g}")
@@ -68,24 +73,45 @@ def look_at_network(examined: ExaminedRun) -> ReportSection:
     return section
 
 
+class Inputs(NamedTuple):
+    """What networks were given: the time of each call, and rows by the name of their argument."""
+
+    times: list[Tensor]
+    rows: dict[str, list[Tensor]]
+
+
 @contextmanager
-def times_of(model: Any) -> Iterator[list[Tensor]]:
-    """Note the times that a pipeline's network is asked about while the block runs."""
-    seen: list[Tensor] = []
-    network = getattr(model, "network", None)
-    if not isinstance(network, torch.nn.Module):
-        yield seen
-        return
+def noted(networks: Iterable[torch.nn.Module]) -> Iterator[Inputs]:
+    """Note what networks are given while the block runs: the time of each call, the rest of what
+    the first calls are given at the first time."""
+    into = Inputs([], {})
 
-    def note(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        time = named["timestep"] if "timestep" in named else args[1]
-        seen.append(torch.as_tensor(time).detach().cpu().clone())
+    def note(network: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Keep what a call was given."""
+        given = inspect.signature(network.forward).bind_partial(*args, **named).arguments
+        named = {**given, **named}  # also where a network takes any names
+        time = next(torch.as_tensor(named[name]) for name in TIMES if name in named)
+        into.times.append(time.detach().float().cpu().flatten())
+        # of one step, or all would stay in memory
+        if bool((into.times[-1][0] == into.times[0][0]).all()):
+            for name, rows in _rows(named):
+                into.rows.setdefault(name, []).extend(rows)
 
-    hook = network.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        hook.remove()
+    with ExitStack() as hooks:
+        for network in {id(one): one for one in networks}.values():
+            hook = network.register_forward_pre_hook(note, with_kwargs=True)
+            hooks.callback(hook.remove)
+        yield into
+
+
+def _rows(named: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield the rows of each tensor that a network is given, by its name."""
+    for name, value in named.items():
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{before}{name}.")
+        elif isinstance(value, Tensor) and value.dim() > 1 or isinstance(value, list):
+            tensors = [row for row in value if isinstance(row, Tensor)]
+            yield f"{before}{name}", [row.detach().float().cpu() for row in tensors]
 
 
 def _random_layers(model: Any) -> list[str]:
@@ -99,6 +125,14 @@ def _random_layers(model: Any) -> list[str]:
 def relative(found: Tensor, expected: Tensor) -> float:
     """Return the norm of the difference over that of what is expected."""
     return float((found - expected).norm() / expected.norm().clamp_min(1e-12))
+
+
+def cosine(one: Tensor, two: Tensor) -> float:
+    """Return the cosine between two tensors as vectors; of two that are 0 it is 1."""
+    norms = float(one.double().norm() * two.double().norm())
+    if norms == 0:
+        return float(float(one.norm()) == float(two.norm()))
+    return float((one.double() * two.double()).sum() / norms)
 
 
 def look_at_texts(examined: ExaminedRun) -> ReportSection:

@@ -7,13 +7,11 @@ states; the inputs of the network are noted by the names that its own ``forward`
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from flowrl.algorithms.rollout.engine import sample_ode
@@ -23,7 +21,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, Source
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
-from flowrl.doctor.network import relative
+from flowrl.doctor.network import Inputs, cosine, noted, relative
 from flowrl.evaluation.sources import sources_of
 from flowrl.models.adapter import PipelineModel, first_order
 from flowrl.models.by_call.fence import Fence, public_run
@@ -34,15 +32,7 @@ from flowrl.models.pipeline import own_call
 # largest difference that is rounding, for float32 and for shorter dtypes
 SLACK = {"grid": (1e-5, 1e-5), "time": (1e-6, 1e-6), "text": (1e-3, 0.05), "velocity": (2e-3, 0.1)}
 SLACK |= {"latents": (5e-3, 0.2), "vae": (2e-3, 0.02)}
-TIMES = ("timestep", "timesteps", "t")  # what networks call their time
 TEXTS = ("encoder_hidden_states", "pooled_projections", "cap_feats", "text_embeds")  # and texts
-
-
-class Inputs(NamedTuple):
-    """What a network was given: each row by the name of its argument."""
-
-    times: list[Tensor]
-    rows: dict[str, list[Tensor]]
 
 
 class Sides(NamedTuple):
@@ -150,20 +140,18 @@ def _both(
     shape = model.latent_shape(*size)
     x = torch.cat([_noise(shape, i) for i in range(count)]).to(model.device)
     first = x = x * torch.hypot(1 - grid[0], grid[0])
-    ours, theirs, gaps = Inputs([], {}), Inputs([], {}), []
-    for here, there in zip(grid[:-1], grid[1:], strict=True):
-        level = here.expand(count)
-        with noted(beside.networks.values(), ours):
-            v = model.velocity(x, level, conds[0]).float()
-        with noted(beside.networks.values(), theirs):
-            w = beside.velocity(layout.from_latents(x), level, conds[1])
-        gaps.append(relative(layout.from_latents(v), w))
-        if len(gaps) == 1:
-            pair = (layout.from_latents(v), w)
-        x = x + (there - here) * v
-    return Sides(
-        model, beside, layout, sigmas, grid, ours, theirs, first, *pair, max(gaps), conds[1]
-    )
+    states, found, pairs = [x], list[Tensor](), list[tuple[Tensor, Tensor]]()
+    with noted(beside.networks.values()) as ours:
+        for here, there in zip(grid[:-1], grid[1:], strict=True):
+            found.append(model.velocity(x, here.expand(count), conds[0]).float())
+            x = x + (there - here) * found[-1]
+            states.append(x)
+    with noted(beside.networks.values()) as theirs:
+        for x, here, v in zip(states, grid[:-1], found, strict=False):
+            w = beside.velocity(layout.from_latents(x), here.expand(count), conds[1])
+            pairs.append((layout.from_latents(v), w))
+    gap = max(relative(*pair) for pair in pairs)
+    return Sides(model, beside, layout, sigmas, grid, ours, theirs, first, *pairs[0], gap, conds[1])
 
 
 def _ends(
@@ -213,7 +201,8 @@ def _compare(section: ReportSection, two: Sides, end: Tensor, last: Tensor) -> N
 def _times(two: Sides) -> tuple[Tensor, Tensor]:
     """Return the times that were asked about; a pipeline may call its network once per branch and
     per prompt."""
-    ours, other = torch.cat(two.given.times), torch.cat(two.given_beside.times)
+    ours = torch.stack([time[0] for time in two.given.times])
+    other = torch.stack([time[0] for time in two.given_beside.times])
     return ours, other[:: max(1, len(other) // len(ours))]
 
 
@@ -292,7 +281,7 @@ def _text(section: ReportSection, two: Sides) -> None:
 
 def _velocity(section: ReportSection, two: Sides) -> None:
     """Tell a flipped sign and wrong guidance from other differences."""
-    if _cosine(two.v, two.v_beside) < -0.99:
+    if cosine(two.v, two.v_beside) < -0.99:
         section.find("parity/sign", "the first velocity is minus the pipeline's")
         return
     scale = _guidance(two)
@@ -316,7 +305,7 @@ def _guidance(two: Sides) -> float | None:
     with two.beside.guiding(own + 1):
         more = two.beside.velocity(x, level, two.cond)
     spread, gap = more - two.v_beside, two.v - two.v_beside
-    if _cosine(gap, spread) ** 2 < 0.95:
+    if cosine(gap, spread) ** 2 < 0.95:
         return None
     return float(asked + (gap * spread).sum() / spread.square().sum())
 
@@ -332,41 +321,3 @@ _TELL = {
     "velocity": _velocity,
     "latents": _latents,
 }
-
-
-def _cosine(one: Tensor, two: Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(one.flatten(), two.flatten(), dim=0))
-
-
-@contextmanager
-def noted(networks: Iterable[nn.Module], into: Inputs) -> Iterator[None]:
-    """Note what networks are given while the block runs: the time of each call, the rest of what
-    the first calls are given at the first time."""
-
-    def note(network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Keep what a call was given."""
-        given = inspect.signature(network.forward).bind_partial(*args, **named).arguments
-        named = {**given, **given.pop("kwargs", {})}
-        time = next(torch.as_tensor(named[name]) for name in TIMES if name in named)
-        into.times.append(time.detach().float().cpu().flatten()[:1])
-        if bool(
-            (into.times[-1] == into.times[0]).all()
-        ):  # of one step, or all would stay in memory
-            for name, rows in _rows(named):
-                into.rows.setdefault(name, []).extend(rows)
-
-    with ExitStack() as hooks:
-        for network in {id(one): one for one in networks}.values():
-            hook = network.register_forward_pre_hook(note, with_kwargs=True)
-            hooks.callback(hook.remove)
-        yield
-
-
-def _rows(named: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield the rows of each tensor that a network is given, by its name."""
-    for name, value in named.items():
-        if isinstance(value, Mapping):
-            yield from _rows(value, f"{before}{name}.")
-        elif isinstance(value, Tensor) and value.dim() > 1 or isinstance(value, list):
-            tensors = [row for row in value if isinstance(row, Tensor)]
-            yield f"{before}{name}", [row.detach().float().cpu() for row in tensors]

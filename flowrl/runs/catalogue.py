@@ -52,7 +52,7 @@ COST = (
 )
 MORE = (
     "verified: of the config that was tried most; `flowrl methods NAME` has each config with its "
-    "axes, `flowrl methods --configs` those of all methods"
+    "axes"
 )
 _PAGE = 100  # columns of notes where there is no terminal
 

@@ -30,7 +30,6 @@ from flowrl.evaluation.held_out import (
 from flowrl.evaluation.reward_call import ask, check_arguments, frames_of, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.velocity_drift import PROMPTS, Given, Probe, take
-from flowrl.runs.open_run import Target
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
@@ -107,16 +106,34 @@ def sample_all(
     base: Weights | None = None,
     broken: bool = False,
     sources: Sequence[Source] = (),
+    by: BestBy | None = None,
 ) -> Tensor:
     """Sample `images` images of each prompt with a config's `eval` steps -> [len(texts) * images,
     3, H, W], CPU.
 
     `base` as in `evaluate`, `broken` as in `sampled_images`; `sources` [len(texts)] of a model that
-    starts from images.
+    starts from images. `by`: each image is the best of ``eval.best_of`` by this reward, as in
+    evaluations: of so many neighbours the one that was scored highest, the first of equals. Raises
+    RewardError where none of them has a score.
     """
-    options = {**sampling(c, base), "images": images, "seed": seed, "broken": broken}
-    parts = sampled_images(model, texts, **options, sources=partial(_at, sources))
-    return torch.cat([pixels.cpu() for _, pixels in parts])
+    n = 1 if by is None else c.eval.best_of
+    options = {**sampling(c, base), "images": images * n, "seed": seed, "broken": broken}
+    kept = []
+    # whole prompts at a time, so that no more than a batch is held
+    for index, pixels in sampled_images(model, texts, **options, sources=partial(_at, sources)):
+        if by is not None:
+            records, given = [by.records[i] for i in index], _at(sources, index)
+            scored = score_all({by.name: by.reward}, pixels, records, group=index, sources=given)
+            chosen = best_rows(scored[by.name], images, n)
+            lost = scored[by.name][chosen].isnan().nonzero()
+            if len(lost):
+                raise RewardError(
+                    f"eval.best_by: reward {by.name!r} scored none of {n} images of "
+                    f"{texts[index[int(chosen[lost[0]])]]!r}; let another reward choose"
+                )
+            pixels = pixels[chosen.to(pixels.device)]
+        kept.append(pixels.cpu())
+    return torch.cat(kept)
 
 
 def given_sources(model: FlowModel, c: Config, texts: list[str], files: list[str]) -> list[Source]:
@@ -263,61 +280,6 @@ def best_by(model: FlowModel, c: Config, texts: Sequence[str], files: Sequence[s
     places = [f"prompt {text!r}" for text in texts]
     check_records(PromptSet([*texts], records, "", "the prompts", places), {name: reward})
     return BestBy(name, reward, records)
-
-
-def sample_or_choose(
-    found: Target, texts: list[str], images: int, files: Sequence[str], starts: Sequence[Source]
-) -> tuple[Tensor, str]:
-    """Sample `images` images of each prompt with a target's `eval` settings, each the best of
-    several where ``eval.best_of`` says so -> ([P * images, 3, H, W], the reward that chose, or "").
-
-    files, starts: what all prompts edit, and the same read for each of them, as `given_sources`
-    does. Raises what `best_by` and `sample_best` do.
-    """
-    model, c = found.model, found.config
-    more: dict[str, Any] = {"seed": c.eval.seed, "images": images, "sources": starts}
-    if c.eval.best_of == 1:
-        return sample_all(model, c, texts, base=found.base, **more), ""
-    by = best_by(model, c, texts, files)
-    return sample_best(model, c, texts, by, base=found.base, **more), by.name
-
-
-def sample_best(
-    model: FlowModel,
-    c: Config,
-    texts: list[str],
-    by: BestBy,
-    *,
-    seed: int,
-    images: int = 1,
-    base: Weights | None = None,
-    sources: Sequence[Source] = (),
-) -> Tensor:
-    """Sample `images` images of each prompt, each the best of ``eval.best_of`` by a reward
-    -> [P * images, 3, H, W] on the CPU.
-
-    As in evaluations: of every `best_of` neighbours the one that was scored highest, the first of
-    equals; NaN is chosen only where nothing else is there, which is a RewardError.
-    """
-    n = c.eval.best_of
-    options = {**sampling(c, base), "images": images * n, "seed": seed}
-    starts = partial(_at, sources)
-    kept = []
-    # whole prompts at a time, so that no more than a batch is held
-    for index, pixels in sampled_images(model, texts, **options, sources=starts):
-        records = [by.records[i] for i in index]
-        given = [sources[i] for i in index] if sources else []
-        scored = score_all({by.name: by.reward}, pixels, records, group=index, sources=given)
-        chosen = best_rows(scored[by.name], images, n)
-        lost = scored[by.name][chosen].isnan().nonzero()
-        if len(lost):
-            text = texts[index[int(chosen[lost[0]])]]
-            raise RewardError(
-                f"eval.best_by: reward {by.name!r} scored none of {n} images of {text!r}; let "
-                "another reward choose"
-            )
-        kept.append(pixels[chosen.to(pixels.device)].cpu())
-    return torch.cat(kept)
 
 
 def _listed(c: Config) -> dict[str, dict[str, Any]]:

@@ -19,8 +19,16 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import parse_json, read_json, refuse_pipe, shaped, write_text
+from flowrl.config.overrides import parse_yaml
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.files import (
+    parse_json,
+    read_json,
+    read_text,
+    refuse_pipe,
+    shaped,
+    write_text,
+)
 
 RunPath = str | os.PathLike[str]
 Rows = list[dict[str, Any]]
@@ -205,12 +213,6 @@ def parse_rows(lines: Sequence[bytes], path: Path) -> Rows:
     return rows
 
 
-def all_numbers(row: Mapping[str, Any]) -> bool:
-    """Say whether all values of a row are finite numbers or null."""
-    known = [value for value in row.values() if value is not None]
-    return all(type(value) in (int, float) and math.isfinite(value) for value in known)
-
-
 def check_run(run: RunPath) -> None:
     """Raise RunError if a folder is no run."""
     files = (METRICS, EVALS, CONFIG)
@@ -352,6 +354,21 @@ def read_object(run: RunPath, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{path}: expected a JSON object, got {type(found).__name__}")
     return dict(shaped(found, SHAPES.get(name, dict), str(path)))
+
+
+def read_settings(run: RunPath) -> dict[str, Any]:
+    """Read the config of a run as plain data, {} where there is none; without aliases, which can
+    grow without bounds. Raises RunError if it is damaged."""
+    path = Path(run) / CONFIG
+    try:
+        found = parse_yaml(read_text(path), str(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: expected a mapping, got {type(found).__name__}")
+    return found
 
 
 def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import RunError
-from flowrl.core.files import parse_json, replacing, sync
+from flowrl.core.files import replacing, sync
 from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
     HISTOGRAMS,
     METRICS,
     TIMING,
-    all_numbers,
+    parse_rows,
 )
 from flowrl.runs.trackers import BOARD, eval_numbers, open_trackers
 
@@ -418,23 +418,10 @@ def _prepare(file: Path, resume: int | None) -> None:
         return
     if resume is None:
         raise RunError(f"{file} holds another run: resume that run, or choose another folder")
-    # the lines before it
-    kept = []
-    lines = file.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parse_json(line, "the line", error=ValueError)
-            iteration = row["iteration"]
-            if type(iteration) is not int or (file.name == TIMING and not all_numbers(row)):
-                raise TypeError(line)
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise RunError(
-                f"{file}, line {number}: expected an object with a whole iteration, of "
-                "timing numbers only; repair or move the file"
-            ) from error
-        if iteration < resume:
+    # the lines before it; parsed, so that a damaged one is named
+    lines, kept = file.read_bytes().splitlines(keepends=True), []
+    for line, row in zip(lines, parse_rows(lines, file), strict=False):
+        if row["iteration"] < resume:
             kept.append(line if line.endswith(b"\n") else line + b"\n")
     with replacing(file) as draft:
         draft.write_bytes(b"".join(kept))

@@ -23,7 +23,6 @@ from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.evaluation.velocity_drift import velocity_drift
 from flowrl.evaluation.video_files import save_film
-from flowrl.runs.best import best_iteration
 from flowrl.runs.evaluate import (
     eval_weights,
     evaluate,
@@ -49,9 +48,9 @@ from flowrl.runs.folder import (
     strip_file,
     write_evals,
 )
-from flowrl.runs.gain import gain_of
+from flowrl.runs.gain import best_iteration, gain_of
 from flowrl.runs.log import Log
-from flowrl.runs.monitors.watch import Watch
+from flowrl.runs.monitors import Watch
 from flowrl.runs.report.samples import run_grid, sample_files
 from flowrl.runs.start_run import train_command
 from flowrl.runs.stop import Interrupted, StopSignal
@@ -297,7 +296,8 @@ class Milestones:
         all_draw = trainer.sharded or trainer.world.context > 1
         if _due(trainer.config.samples.every, trainer, end=end) and (main or all_draw):
             with log.phase("samples"):
-                draw_samples(trainer, run, log)
+                # the same prompts from the same noise as at every other iteration
+                keep_samples(trainer, run, log, *sample_grid_prompts(trainer))
 
 
 class _StopAsked(FlowRLError):
@@ -310,11 +310,6 @@ def _due(every: int, trainer: Trainer, *, end: bool) -> bool:
     now, last = trainer.iteration, trainer.config.train.iterations
     usual = now in (0, last) or bool(every and now % every == 0)
     return usual != end
-
-
-def draw_samples(trainer: Trainer, run: Path, log: Log) -> None:
-    """Draw the same prompts from the same noise as at every other iteration."""
-    keep_samples(trainer, run, log, *sample_grid_prompts(trainer))
 
 
 def keep_samples(trainer: Trainer, run: Path, log: Log, texts: list[str], images: Tensor) -> None:

@@ -18,8 +18,8 @@ from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.evaluation.contents import drawing_content, start_content
-from flowrl.runs.best import best_first
 from flowrl.runs.folder import CONFIG, EVALS, read_rows
+from flowrl.runs.gain import best_first
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
 from flowrl.training.checkpoint_state import checked_iteration
@@ -101,20 +101,6 @@ class OpenedRun(NamedTuple):
     what: str = ""  # in words, why it is this checkpoint: "best held-out score, the last is 45"
     weights: str = "base"  # ema, current or base
     checkpoint: Facts | None = None  # the files of the weights, and their SHA-256; None of the base
-
-
-def open_run(
-    path: str | Path,
-    *,
-    weights: str | None = None,
-    iteration: Which = None,
-    overrides: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-) -> tuple[FlowModel, Config, int]:
-    """Load the model of a run at a checkpoint, as `load_run` does -> (model, config, iteration)."""
-    return load_run(
-        path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
-    )[:3]
 
 
 def load_run(

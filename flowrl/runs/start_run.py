@@ -24,7 +24,6 @@ from flowrl.core.prompts import PromptSet, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.evaluation.contents import own_judge
-from flowrl.runs.best import score_of
 from flowrl.runs.evaluate import eval_weights, evaluate, guidance_of, probe_of
 from flowrl.runs.folder import (
     CONFIG,
@@ -45,8 +44,8 @@ from flowrl.runs.folder import (
     what_is_there,
     write_evals,
 )
-from flowrl.runs.given_lists import listed_in, moved_along
-from flowrl.runs.trusted_plugins import trust
+from flowrl.runs.gain import score_of
+from flowrl.runs.kept_inputs import listed_in, moved_along, trust
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 

@@ -19,7 +19,6 @@ from flowrl.core.part import Part
 from flowrl.core.processes import launched
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.statistics import decided_by
-from flowrl.runs.best import score_of
 from flowrl.runs.folder import (
     CURVES,
     EVALS,
@@ -33,11 +32,11 @@ from flowrl.runs.folder import (
     Rows,
     read_rows,
 )
-from flowrl.runs.gain import base_is_best, gain_of
-from flowrl.runs.given_lists import lists_kept
+from flowrl.runs.gain import base_is_best, gain_of, score_of
+from flowrl.runs.kept_inputs import lists_kept
 from flowrl.runs.log import Log, RunLogger, Silence, headline_label
 from flowrl.runs.milestones import Checkpoints, Milestones, rescued
-from flowrl.runs.monitors.watch import Watch
+from flowrl.runs.monitors import Watch
 from flowrl.runs.open_run import best_checkpoint
 from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import before_after_table, best_line, html_report

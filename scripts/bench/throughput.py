@@ -28,10 +28,10 @@ from flowrl.core.prompts import batch_for
 from flowrl.core.tables import size, text_table
 from flowrl.core.types import Cond, FlowModel, RewardBatch, medians
 from flowrl.cost.architecture import known_facts, tuning_of
-from flowrl.cost.cards import CARDS
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
-from flowrl.cost.overhead import PHASES, on_gpu, wait
+from flowrl.cost.phases import PHASES, on_gpu, wait
+from flowrl.cost.time_shares import CARDS
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.training.method import method_of
 from flowrl.training.trainer import Trainer

@@ -3,8 +3,8 @@
     python scripts/results/again.py
 
 Rewrites `low` and `high` of assets/results/gains.json from assets/results/gains-outcomes.json; what
-was measured stays. Run it after a change of `flowrl/evaluation/crossed_errors.py` and after
-`demonstration/summaries.py`, then `tables.py`.
+was measured stays, until methods.json has the config, too. Run it after a change of
+`flowrl/evaluation/crossed_errors.py` and after `methods.py`, then `tables.py`.
 
 gains-outcomes.json holds for each comparison how many images of each prompt were right, a digit a
 prompt in base 36: of the base model, and of every seed of every config, since the spread over seeds
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ import numpy as np
 
 from flowrl.core.files import write_json
 from flowrl.evaluation.crossed_errors import weights_of
-from flowrl.runs.compare.records import unpacked
-from flowrl.runs.compare.summary import ErrorModel, equal_spreads
+from flowrl.runs.compare.summary import ErrorModel, equal_spreads, unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
 GAINS, OUTCOMES = RESULTS / "gains.json", RESULTS / "gains-outcomes.json"
-DEMONSTRATION = RESULTS / "demonstration.json"
+TABLE = RESULTS / "methods.json"
 AGREE = 2e-6  # of gains, which are kept with six digits
 Found = dict[str, Any]
 
@@ -89,7 +88,7 @@ def model_of(kept: Mapping[str, Any]) -> ErrorModel:
     return ErrorModel(groups, shares(kept["base"]), tags, True, equal_p)
 
 
-def gains_again(found: Found, kept: Mapping[str, Any], demonstration: Found) -> Found:
+def gains_again(found: Found, kept: Mapping[str, Any]) -> Found:
     """Return gains.json with intervals worked out again. Raises ValueError where a gain is not that
     of the outcomes."""
     rows = {row["config"]: dict(row) for row in found["rows"]}
@@ -103,15 +102,27 @@ def gains_again(found: Found, kept: Mapping[str, Any], demonstration: Found) -> 
             known = math.isfinite(half)
             row["low"] = round(gain - half, 6) if known else None
             row["high"] = round(gain + half, 6) if known else None
-    low, high = demonstration["rl_minus_base"]["interval"]
-    rows["shapes/awm"] |= {"low": round(low, 6), "high": round(high, 6)}
     return {**found, "rows": list(rows.values())}
 
 
+def left(found: Found, outcomes: Found, taken: Collection[str]) -> tuple[Found, Found]:
+    """Return both files without the configs that the table on equal terms has, and without the
+    comparisons of which no other config is shown."""
+    rows = [row for row in found["rows"] if row["config"] not in taken]
+    kept = {}
+    for name, one in outcomes["comparisons"].items():
+        shown = [config for config in one["rows"] if config not in taken]
+        if shown:
+            kept[name] = {**one, "rows": shown}
+    return {**found, "rows": rows}, {**outcomes, "comparisons": kept}
+
+
 def main() -> None:
-    """Rewrite the file."""
-    kept = read(OUTCOMES)["comparisons"]
-    write_json(GAINS, gains_again(read(GAINS), kept, read(DEMONSTRATION)))
+    """Rewrite the files."""
+    taken = {entry["file"] for entry in read(TABLE)["configs"]}
+    found, outcomes = left(read(GAINS), read(OUTCOMES), taken)
+    write_json(OUTCOMES, outcomes)
+    write_json(GAINS, gains_again(found, outcomes["comparisons"]))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from figures import between, fixed
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
 from flowrl.core.tables import flop, markdown_table
-from flowrl.cost.cards import CARDS, Card, Work, time_text
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import GIB, fitted
-from flowrl.cost.time_shares import ITERATIONS, Times, times_of
+from flowrl.cost.time_shares import CARDS, ITERATIONS, Card, Times, Work, time_text, times_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "first-gpu-run.json"

@@ -28,7 +28,7 @@ from figures import between, percent, points, wrapped
 from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import unpacked
+from flowrl.runs.compare.summary import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "gains.json"

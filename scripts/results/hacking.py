@@ -37,7 +37,7 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
 from flowrl.core.types import FlowModel
-from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import packed
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import EVALS, read_rows
 from flowrl.runs.open_run import load_run

@@ -28,7 +28,7 @@ from flowrl.api.calls import compare
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
 from flowrl.core.shipped_files import list_configs
-from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import packed
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.trainer import Trainer
 

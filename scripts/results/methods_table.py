@@ -19,8 +19,7 @@ from methods import FILE, LOOKS, NFE, ROOT, SETTINGS, read
 
 from flowrl.core.tables import markdown_table
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import unpacked
-from flowrl.runs.compare.summary import ErrorModel, error_model, holm
+from flowrl.runs.compare.summary import ErrorModel, error_model, holm, unpacked
 
 PAGE = ROOT / "docs" / "results.md"
 GUIDED = "guidance 3.5, 20 steps"  # the alternative that lines of method pages name

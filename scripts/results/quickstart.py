@@ -28,8 +28,8 @@ from figures import between, percent, points, wrapped
 
 from flowrl.core.files import write_json
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.best import score_of
 from flowrl.runs.folder import ENVIRONMENT, EVALS, SUMMARY, TIMING, read_object, read_rows
+from flowrl.runs.gain import score_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "assets" / "results" / "quickstart.json"

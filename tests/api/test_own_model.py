@@ -13,7 +13,7 @@ from adapterkit import MAKE
 from safetensors import safe_open
 
 import flowrl
-from flowrl.api.given_models import with_model
+from flowrl.api.given import with_model
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.memory import kept_memory

@@ -236,7 +236,7 @@ def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = ["--iterations", "1", "--json", str(report), "train.group=2", *TOY]
     assert main(["bench", f"{home}/toy.yaml", *options]) == 0
     assert json.loads(report.read_text())["images"] == 4
-    assert "overhead ratio" in capsys.readouterr().out
+    assert "images/s" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- one clear message and exit code 2

@@ -15,7 +15,7 @@ from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.evaluation.held_out import score_all
 from flowrl.evaluation.image_grids import save_page
-from flowrl.runs.evaluate import best_by, sample_all, sample_best
+from flowrl.runs.evaluate import best_by, sample_all
 
 pytestmark = pytest.mark.integration
 FOLDERS = (
@@ -177,7 +177,7 @@ def test_the_best_on_the_embedded_model() -> None:
     by = best_by(model, config, texts)
     assert by.name == "shapes" and all(record["include"] for record in by.records)
     drawn = sample_all(model, config, texts, seed=5, images=4).unflatten(0, (2, 4))
-    chosen = sample_best(model, config, texts, by, seed=5)
+    chosen = sample_all(model, config, texts, seed=5, by=by)
     for images, record, best in zip(drawn, by.records, chosen, strict=True):
         scores = score_all({"shapes": by.reward}, images, [record] * 4)["shapes"]
         assert len(scores.unique()) > 1 and torch.equal(best, images[scores.argmax()])

@@ -26,8 +26,8 @@ from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import architecture_of, latent_shape
-from flowrl.cost.dry_run import absent_files, dry_run, prompt_lines
 from flowrl.cost.memory import MemoryPart, kept_memory
+from flowrl.cost.report import absent_files, dry_run, prompt_lines
 from flowrl.training.guidance import is_guided
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer

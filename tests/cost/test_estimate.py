@@ -24,12 +24,11 @@ from flowrl.cost.architecture import (
     released_parts,
     source_shape,
 )
-from flowrl.cost.dry_run import dry_run, prompt_lines
 from flowrl.cost.estimate import Estimate, estimate, judged, phase
-from flowrl.cost.fit_card import change
+from flowrl.cost.fit_card import change, verdict, what_helps
 from flowrl.cost.memory import QUANTISED, kept_memory
 from flowrl.cost.meta_run import _inputs, meta_run, workload_of
-from flowrl.cost.report import calls, estimate_text, memory
+from flowrl.cost.report import calls, dry_run, estimate_text, memory, prompt_lines
 from flowrl.models.pipeline import pipeline
 from flowrl.runs.composed import composed
 from flowrl.training.rehearsal import check_plan
@@ -201,9 +200,9 @@ def test_models_that_cannot_be_counted(tmp_path: Path) -> None:
     for config in (toy(tmp_path), toy(tmp_path, "model={fn: sd3, path: nobody/no-such-model}")):
         found = estimate(config)
         assert found.phases == [] and found.largest is None and found.note
-        assert estimate_text(found, gigabytes=24).endswith(
-            f"fits a 24 GB card: unknown, {found.note}"
-        )
+        assert found.note in estimate_text(found, gigabytes=24)
+        assert verdict(found, gigabytes=24) == f"fits a 24 GB card: unknown, {found.note}"
+        assert what_helps(found, gigabytes=24) == ([], None)
 
 
 # ------------------------------------------------------------------------------------------ command
@@ -221,7 +220,7 @@ def test_the_command_and_the_dry_run_say_the_same(
     changed = change(config, "train.group", 6)
     found = estimate(changed)
     assert "\n".join(memory(found)) in out and "\n".join(memory(found)) in dry_run(changed)
-    assert "fits a 8 GB card: yes; the largest phase is " in out
+    assert "fits a 8 GB card: yes, " in out
     figures = json.loads(file.read_text())
     assert figures["peak"] == {phase.name: phase.bytes for phase in found.phases}
     trained = config.call("model")().trainable().values()

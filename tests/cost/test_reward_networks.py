@@ -29,11 +29,10 @@ from flowrl.config.calls import Call
 from flowrl.config.load import Config, load_config
 from flowrl.core.tables import size
 from flowrl.cost.architecture import count
-from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import Estimate, estimate
-from flowrl.cost.fit_card import change, verdict
+from flowrl.cost.fit_card import change, verdict, what_helps
 from flowrl.cost.memory import PARAMETERS, SCORING, reward_networks
-from flowrl.cost.report import estimate_as_json, memory
+from flowrl.cost.report import dry_run, estimate_as_json, memory
 from rewards._backbones.blip import ImageRewardNet, Sizes
 from rewards.aesthetic import collapse, layered
 from rewards.hpsv3 import head
@@ -155,25 +154,26 @@ def test_the_verdict_is_with_the_rewards(fast: Estimate) -> None:
     stay = 4 * PARAMETERS["pickscore"]
     whole = {phase.name: phase.bytes - stay for phase in pick.judged}
     assert whole == plain
-    (said,) = verdict(pick, gigabytes=24)
-    assert said.startswith("fits a 24 GB card: yes; the largest phase is ")
-    assert said.endswith(f"of which {size(stay)} are rewards' networks")
+    said = verdict(pick, gigabytes=24)
+    assert said.startswith("fits a 24 GB card: yes, ") and f", {size(stay)} of it rewards'" in said
     # what helps is worked out with the network where it then is
     wide = fast._replace(config=rewarded(fast.config, h={"fn": "hpsv3"}))
-    head = verdict(wide, gigabytes=24)[0]
-    assert head.startswith("fits a 24 GB card: no, ") and "rewards' networks 28.9 GiB" in head
-    assert "what helps: rewards.h.dtype=bfloat16 and turn on rewards.h.offload" in head
+    assert verdict(wide, gigabytes=24).startswith("fits a 24 GB card: no, ")
+    profile, kept, also = what_helps(wide, gigabytes=24).lines
+    assert "rewards' networks 28.9 GiB" in kept and "which does not fit" in profile
+    assert "with rewards.h.dtype=bfloat16" in also and "train otherwise, it fits: " in also
     short = change(wide.config, "rewards.h.dtype", "bfloat16")
-    head = verdict(wide._replace(config=short), gigabytes=24)[0]
-    assert "; turn on rewards.h.offload (" in head
+    (profile,) = what_helps(wide._replace(config=short), gigabytes=24).lines
+    assert "rewards.h.offload=true" in profile and "which fits into" in profile
     rests = wide._replace(config=change(short, "rewards.h.offload", True))
     largest = rests.largest
     assert largest is not None and largest.name == SCORING
     assert largest.extra == 2 * PARAMETERS["hpsv3"]
     assert largest.kept == next(p.kept for p in fast.phases if p.name == "decode")
-    assert verdict(rests, gigabytes=24)[0].startswith("fits a 24 GB card: yes; ")
-    too_small = verdict(rests, gigabytes=16)[0]
-    assert too_small.startswith("fits a 16 GB card: no, the largest phase is scoring with ")
+    assert verdict(rests, gigabytes=24).startswith("fits a 24 GB card: yes, ")
+    assert " card: no, " in verdict(rests, gigabytes=16) and "in scoring" in verdict(
+        rests, gigabytes=16
+    )
 
 
 def test_what_is_said(fast: Estimate) -> None:

@@ -21,9 +21,9 @@ from transformers import (
 from flowrl.config.calls import Call
 from flowrl.config.load import load_config
 from flowrl.core.devices import DTYPES
-from flowrl.cost import side_networks
+from flowrl.cost import time_shares
 from flowrl.cost.architecture import architecture_of, build
-from flowrl.cost.side_networks import Tower, encoding_work, reward_call_work, rewards_work
+from flowrl.cost.time_shares import Tower, encoding_work, reward_call_work, rewards_work
 from flowrl.models.tiny import save_tiny, tinies
 from rewards._backbones.blip import ImageRewardNet, Sizes
 
@@ -68,7 +68,7 @@ def test_text_encoders_of_tiny_pipelines(name: str, tmp_path: Path) -> None:
         ids = torch.ones(1, TOKENS, dtype=torch.int64)
         real = counted(lambda network=network, ids=ids: network(input_ids=ids))
         settings = build(architecture, part).config
-        assert side_networks._encoder(settings).work(TOKENS) == pytest.approx(real, rel=0.02)
+        assert time_shares._encoder(settings).work(TOKENS) == pytest.approx(real, rel=0.02)
 
 
 def test_a_prompt_goes_through_all_encoders() -> None:
@@ -143,10 +143,10 @@ def test_image_reward() -> None:
 
 def test_hpsv3_by_a_small_qwen2_vl(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same formula with small sizes, on 16 patches and 6 words."""
-    monkeypatch.setattr(side_networks, "QWEN_EYES", Tower(2, 32, 128))
-    monkeypatch.setattr(side_networks, "QWEN_7B", Tower(2, 48, 96, 3, 48, 24))
-    monkeypatch.setattr(side_networks, "QWEN_PATCHES", 16)
-    monkeypatch.setattr(side_networks, "QWEN_WORDS", 6)
+    monkeypatch.setattr(time_shares, "QWEN_EYES", Tower(2, 32, 128))
+    monkeypatch.setattr(time_shares, "QWEN_7B", Tower(2, 48, 96, 3, 48, 24))
+    monkeypatch.setattr(time_shares, "QWEN_PATCHES", 16)
+    monkeypatch.setattr(time_shares, "QWEN_WORDS", 6)
     text: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
     text |= {"vocab_size": 64}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2}

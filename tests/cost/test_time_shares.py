@@ -4,7 +4,6 @@ models, hours on cards; and what `flowrl estimate` says first."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,22 @@ from flowrl.cli.main import main
 from flowrl.config.load import Config
 from flowrl.core.prompts import load_prompts
 from flowrl.cost import time_shares
-from flowrl.cost.cards import CARDS, DISK, LEAST, MOST, Work, cards_of, time_text
 from flowrl.cost.estimate import estimate
-from flowrl.cost.fit_card import change, limit_of, profile_that_fits
-from flowrl.cost.time_shares import Times, moments, time_lines, times_as_json, times_of
+from flowrl.cost.fit_card import change
+from flowrl.cost.time_shares import (
+    CARDS,
+    DISK,
+    LEAST,
+    MOST,
+    Times,
+    Work,
+    cards_of,
+    moments,
+    time_lines,
+    time_text,
+    times_as_json,
+    times_of,
+)
 from flowrl.models.tiny import save_tiny
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.trainer import Trainer
@@ -169,24 +180,6 @@ def test_what_is_said(tmp_path: Path) -> None:
     assert told["work"]["checkpoints"]["bytes"] > 0 == told["work"]["checkpoints"]["operations"]
 
 
-def test_the_profile_that_fits(tmp_path: Path) -> None:
-    """That of the card's own size; a card that is too small for all is told so."""
-    config = made(tmp_path, "sd3, LoRA, guidance")
-    for card in (24, 60, 8, 22.4):
-        found = profile_that_fits(config, gigabytes=card)
-        assert found is not None and found.name == f"{card}gb" and found.limit == limit_of(card)
-        assert found.fits and found.overrides == []
-    found = profile_that_fits(config, gigabytes=1.000001)
-    assert found is not None and not found.fits
-    assert profile_that_fits(replace(config, model=_toy(tmp_path).model), gigabytes=24) is None
-
-
-def _toy(folder: Path) -> Config:
-    from toykit import toy
-
-    return toy(folder / "plain")
-
-
 def test_the_verdict_is_the_first_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And after a no the profile; JSON has both."""
     config, file = made(tmp_path, "sd3, LoRA, guidance"), tmp_path / "found.json"
@@ -197,6 +190,6 @@ def test_the_verdict_is_the_first_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*line, "--card", "1.000001"]) == 0
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert first.startswith("fits a 1 GB card: no, ")
-    assert second.startswith("--profile 1gb is not enough: ")
+    assert second.startswith("--profile 1gb sets ") and "which does not fit into" in second
     card = json.loads(file.read_text())["card"]
     assert (card["profile"], card["profile_fits"], card["verdict"]) == ("1gb", False, first)

@@ -25,6 +25,7 @@ from torchvision.transforms.functional import to_pil_image
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import PromptSet
+from flowrl.cost.fit_card import Help
 from flowrl.doctor import before_loading
 from flowrl.doctor.examine import SECTIONS, examine
 from flowrl.doctor.findings import CATALOGUE, Checkup
@@ -91,8 +92,8 @@ def test_it_names_faults_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     only = ["environment", "memory"]
     monkeypatch.setattr(before_loading, "_requirements", lambda: ["torch>=99", "no-such-package"])
     monkeypatch.setattr(before_loading, "other_package", lambda: "there are two")
-    # the remedies are worked out by fit_card, which has tests of its own and takes its time
-    monkeypatch.setattr(before_loading, "verdict", lambda found, gigabytes: ["fits: no"])
+    # the profile is worked out by fit_card, which has tests of its own and takes its time
+    monkeypatch.setattr(before_loading, "what_helps", lambda found, gigabytes: Help([]))
     full = shutil.disk_usage(".")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     found = names(examine(sound(), only=only, card=1.2))

@@ -29,7 +29,7 @@ from flowrl.evaluation.scorecard import evaluation_table
 from flowrl.evaluation.suites.catalogue import SUITES, headline_of, overrides_of
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate, sample_all
-from flowrl.runs.open_run import load_run, open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -410,7 +410,7 @@ def test_python_and_the_command_give_what_the_run_gives(home: Path, tmp_path: Pa
     texts = load_prompts(run.config.prompts.test)
     result = evaluate_prompts(run.model, texts, {"red": redness}, headline="red", **own)
     assert result["red"] == rows(home / "hybrid")[-1]["red"]
-    model, config, _ = open_run(home / "hybrid", plugins=("toykit",))
+    model, config, _ = load_run(home / "hybrid", plugins=("toykit",))[:3]
     with pytest.raises(ConfigError, match=r"tuned=0.6 .*load_run"):
         evaluate(model, config)
     # by the command

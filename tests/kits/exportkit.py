@@ -26,6 +26,7 @@ from toykit import toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config
+from flowrl.models.adapter import first_order
 from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
@@ -120,19 +121,33 @@ def assert_same_image(case: Tuned, pipeline: Any) -> None:
     )
 
 
-def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any]) -> None:
-    """Run the one block of Python of a card, and compare its image with that of a model's own
-    pipeline."""
+def run_code(text: str) -> list[Any]:
+    """Run the one block of Python of a card, from a seed -> its image, or the frames of its
+    video."""
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     made: dict[str, Any] = {}
-    seeded = code.replace(
-        "\nimage =", "\ntorch.manual_seed(3)\nimage ="
-    )  # not earlier: peft draws, too
+    # not earlier: peft draws, too
+    seeded = re.sub(r"\n(image|video) =", r"\ntorch.manual_seed(3)\n\1 =", code)
     exec(compile(seeded, "README.md", "exec"), made)
+    return list(made["video"]) if "video" in made else [made["image"]]
+
+
+def assert_code_draws(
+    text: str, model: Any, prompt: str, options: dict[str, Any], *, apart: int = 0
+) -> int:
+    """Compare what a card's code draws with a model's own pipeline, by levels of 256 -> how many
+    frames that are."""
+    found = np.stack([np.asarray(one) for one in run_code(text)]).astype(int)
+    pipeline = model.pipeline()
+    pipeline.register_modules(scheduler=first_order(pipeline.scheduler))
     torch.manual_seed(3)
-    want = np.asarray(model.pipeline()(prompt=prompt, height=32, width=32, **options).images[0])
-    assert want.std() > 1 and np.array_equal(np.asarray(made["image"]), want)
-    assert np.array_equal(np.asarray(Image.open("image.png")), want)
+    drawn = pipeline(prompt=prompt, **{"height": 32, "width": 32, **options})
+    frames = drawn.frames[0] if hasattr(drawn, "frames") else drawn.images[:1]
+    want = np.stack([np.asarray(one) for one in frames]).astype(int)
+    assert want.std() > 1 and found.shape == want.shape and np.abs(found - want).max() <= apart
+    if len(found) == 1:
+        assert np.array_equal(np.asarray(Image.open("image.png")), found[0])
+    return len(found)
 
 
 class ExportedRun(NamedTuple):

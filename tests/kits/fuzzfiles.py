@@ -19,7 +19,7 @@ from toykit import toy
 from flowrl.config.load import load_config
 from flowrl.core.errors import FlowRLError
 from flowrl.core.prompts import load_prompts
-from flowrl.cost.dry_run import dry_run
+from flowrl.cost.report import dry_run
 from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST, _seal

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrl.models.files.lora_names import find_place
-from flowrl.runs.export.export import TrainedPart, write_kohya, write_lora, write_peft
-from flowrl.runs.export.kohya import fuse
+from flowrl.runs.export.export import TrainedPart, fuse, write_kohya, write_lora, write_peft
 
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 

@@ -30,7 +30,7 @@ from flowrl.models.prompt_encoding import to_pil
 from flowrl.runs.composed import composed
 from flowrl.runs.export.export import export
 from flowrl.runs.folder import read_rows
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.train import train
 from flowrl.training.trainer import Trainer
 
@@ -159,7 +159,7 @@ def _trained(name: str, folder: Path, method: str) -> dict[str, Any]:
     summary = train(config, run, quiet=True)
     steps = [row["iteration"] for row in read_rows(run, "metrics.jsonl")]
     export(run, folder / "out", iteration="last", weights="current", plugins=PLUGINS)
-    ours: Any = open_run(run, iteration="last", weights="current", plugins=PLUGINS)[0]
+    ours: Any = load_run(run, iteration="last", weights="current", plugins=PLUGINS)[0]
     before, after = _plain(name, model), _plain(name, model, folder / "out")
     compare = _beside_call if isinstance(ours, PipelineCall) else _beside_adapter
     found = compare(name, ours, before, after)

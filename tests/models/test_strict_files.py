@@ -23,8 +23,7 @@ from flowrl.cost.architecture import architecture_of, find_folder
 from flowrl.models.files.loading import locate
 from flowrl.models.files.single import convert
 from flowrl.models.files.weights import weight_files
-from flowrl.runs.export.export import write_pipeline
-from flowrl.runs.export.merge import merge_lora
+from flowrl.runs.export.merge import merge_lora, write_pipeline
 
 NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2", "flux2_klein"]
 

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisonkit import config, result
+from scipy import stats
 from scriptkit import module_of
 
-from flowrl.runs.compare.summary import config_summary, error_model, needed_for_interval
+from flowrl.runs.compare.summary import (
+    ErrorModel,
+    config_summary,
+    equal_spreads,
+    error_model,
+    needed_for_interval,
+)
 
 
 def again() -> Any:
@@ -18,15 +25,17 @@ def again() -> Any:
 
 def test_the_files_are_what_their_outcomes_give() -> None:
     module = again()
-    demonstration = module.read(module.DEMONSTRATION)
     gains, kept = module.read(module.GAINS), module.read(module.OUTCOMES)["comparisons"]
-    assert close(module.gains_again(gains, kept, demonstration), gains)
+    assert close(module.gains_again(gains, kept), gains)
     bound = {config for one in kept.values() for config in one["rows"]}
-    assert len(bound) > 45 and bound <= {row["config"] for row in gains["rows"]}
+    assert bound and bound <= {row["config"] for row in gains["rows"]}
+    # what the table on equal terms has is shown there alone
+    taken = {entry["file"] for entry in module.read(module.TABLE)["configs"]}
+    assert not taken & {row["config"] for row in gains["rows"]}
     # a row that is not of its outcomes is found
     wrong = {**gains, "rows": [{**row, "gain": row["gain"] + 1e-4} for row in gains["rows"]]}
     with pytest.raises(ValueError, match="by the outcomes of"):
-        module.gains_again(wrong, kept, demonstration)
+        module.gains_again(wrong, kept)
 
 
 def close(one: Any, two: Any) -> bool:
@@ -66,20 +75,26 @@ def test_what_is_kept_of_a_comparison_gives_its_summary() -> None:
         module.hits("0.5,1, 0.25,")
 
 
-def test_twelve_arms_whose_spreads_differ_forty_times() -> None:
-    """Six methods as published and as tuned: Bartlett's p is 3e-13, so each arm has its own
-    interval."""
-    module = again()
-    model = module.model_of(module.read(module.OUTCOMES)["comparisons"]["six"])
-    assert model.equal_p == pytest.approx(2.7e-13, rel=0.05) and not model.pooled
-    folder = "scripts/research/six/{}.yaml"
-    spreads = sorted(model.spread(name) for name in model.groups)
-    assert spreads[0] == pytest.approx(0.004, abs=5e-4)
-    assert spreads[-1] == pytest.approx(0.177, abs=5e-4)
-    # pooled, the calm arms could not be told from the base model, and the wild ones could
-    for arm in ("published_mix_grpo", "tuned_branch_grpo"):
-        gain, error = model.gain(folder.format(arm))
-        assert gain > error.half()
-    gain, error = model.gain(folder.format("tuned_diffusion_nft"))
-    assert gain < 0 < gain + error.half()
-    assert needed_for_interval(model, folder.format("tuned_awm")) is None
+def test_arms_whose_spreads_differ_forty_times() -> None:
+    """Each arm has its own interval where Bartlett's test says that spreads differ: pooled, a calm
+    arm could not be told from the base model."""
+    tags, steps = ["one"] * 24, np.array([[-1.0], [0.0], [1.0]])
+    groups = {
+        "calm": np.full((3, 24), 0.60) + 0.004 * steps,
+        "quiet": np.full((3, 24), 0.58) + 0.006 * steps,
+        "wild": np.full((3, 24), 0.55) + 0.177 * steps,
+    }
+    equal_p = equal_spreads([group.mean(1) for group in groups.values()])
+    assert equal_p == pytest.approx(stats.bartlett(*(g.mean(1) for g in groups.values())).pvalue)
+    base = np.full(24, 0.5)
+    model = ErrorModel(groups, base, tags, True, equal_p)
+    assert equal_p < 0.001 and not model.pooled
+    gains = {name: model.gain(name) for name in groups}
+    assert gains["calm"][0] == pytest.approx(0.1) and gains["calm"][0] > gains["calm"][1].half()
+    assert 0 < gains["wild"][0] < gains["wild"][1].half()
+    # one spread for all, and the calm arm's gain is not seen
+    pooled = ErrorModel(groups, base, tags, True, 1.0)
+    assert pooled.pooled and pooled.gain("calm")[0] < pooled.gain("calm")[1].half()
+    # seeds until the half interval is 0.1: 2.145 * 0.177 / sqrt(15) is 0.098; 14 give 0.102
+    assert needed_for_interval(model, "calm") is None
+    assert needed_for_interval(model, "wild") == 15

@@ -8,8 +8,7 @@ import pytest
 from docskit import PAGES, ROOT, blocks
 
 from flowrl.config.load import load_config
-from flowrl.runs.compare.budgets import different
-from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.records import different, setting
 
 
 def compared() -> list[str]:

@@ -280,7 +280,7 @@ def beside_the_judge() -> list[float]:
 BOUND: dict[str, list[tuple[str, Callable[[], list[float]]]]] = {
     "README.md": [
         (
-            r"is ([\d.]+) points \(([\d.]+) to ([\d.]+)\) above the base model with its best",
+            r"is ([\d.]+) points \(([-\d.]+) to ([\d.]+)\) above the base model with its best",
             lambda: demonstrated("demonstration", "rl_minus_base_best_guidance"),
         ),
         (

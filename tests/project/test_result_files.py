@@ -16,7 +16,7 @@ from docskit import ROOT
 from scriptkit import module_of
 
 from flowrl.evaluation.statistics import wilson
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import read_result
 from flowrl.runs.compare.summary import summarize_result
 
 Result = dict[str, Any]
@@ -60,27 +60,6 @@ def seeds(result: Result, _: Path) -> Result:
     return {**result, **gains}
 
 
-def trained_checks(result: Result, _: Path) -> Result:
-    """Lists of prompts: from outcomes; of runs from before these were kept, means of tasks and
-    gains, without intervals, which nothing tells any more."""
-    again = copy.deepcopy(result)
-    settings_again = module_of("results/demonstration", "summaries").settings_again
-    for name, rows in again["lists"].items():
-        if all("outcomes" in row or "_minus_" in key for key, row in rows.items()):
-            again["lists"][name] = settings_again(rows)
-            continue
-        for key, row in rows.items():
-            one, _, other = key.partition("_minus_")
-            for task, entry in row["tasks"].items():
-                entry["interval"] = [None, None]
-                if other:
-                    pair = [rows[each]["tasks"][task]["mean"] for each in (one, other)]
-                    entry["mean"] = pair[0] - pair[1]
-            means = [entry["mean"] for entry in row["tasks"].values()]
-            row |= {"mean": sum(means) / len(means), "interval": [None, None]}
-    return again
-
-
 def quickstart(result: Result, _: Path) -> Result:
     """The gain of all runs by the shares of their prompts."""
     return {**result, "gain": module_of("results", "quickstart").gain(result["runs"].values())}
@@ -116,7 +95,6 @@ KINDS: dict[str, Callable[[Result, Path], Result]] = {
     "flowrl comparison": comparison,
     "flowrl demonstration": demonstration,
     "flowrl judge agreement": judge,
-    "flowrl checks of trained runs": trained_checks,
     "flowrl quickstart": quickstart,
     "flowrl coverage of intervals": covered,
     "seeds": seeds,

@@ -26,15 +26,15 @@ from comparekit import (
 
 from flowrl.core.errors import ConfigError, RewardError, RunError
 from flowrl.evaluation.crossed_errors import weights_of
-from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
+from flowrl.runs.compare.budgets import Budgets, Spent, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.records import unpacked
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import different, read_result
+from flowrl.runs.compare.summary import unpacked
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import lock, read_rows
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.stop import Interrupted, StopSignal
 
 pytestmark = pytest.mark.integration
@@ -132,11 +132,11 @@ def test_scores_are_those_of_the_weights_at_that_time(whole: Whole) -> None:
     folder = whole.what.runs / "toy-a" / "seed0"
     end = whole.result["configs"][0]["seeds"][0]["at"]["seconds"]
     for weights, found in (("base", whole.result["base"]), ("ema", end)):
-        model, config, _ = open_run(folder, weights=weights, plugins=("toykit",))
+        model, config, _ = load_run(folder, weights=weights, plugins=("toykit",))[:3]
         again = evaluate(model, config)
         assert found["score"] == again["red"] and found["interval"] == again["interval"]
         assert found["tasks"] == {task: values["mean"] for task, values in again["tasks"].items()}
-    model, config, _ = open_run(folder, weights="current", plugins=("toykit",))
+    model, config, _ = load_run(folder, weights="current", plugins=("toykit",))[:3]
     assert evaluate(model, config)["red"] != end["score"]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,14 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare.budgets import Budgets, TimeLeft, comparable, different
+from flowrl.runs.compare import processes
+from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import comparable, different, read_result
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_prompts, read_rows, strip_file
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.stop import StopSignal
 
 pytestmark = pytest.mark.integration
@@ -173,7 +172,7 @@ def test_which_rate_is_chosen(
         failed = "NaN" if score is None else None
         return {**used, "failed": failed, "last_quarter": {"accuracy": score}}
 
-    monkeypatch.setattr(compare_module, "spend", spend)
+    monkeypatch.setattr(processes, "spend", spend)
     what = plan(tmp_path, search=Search((0.5, 1.0, 2.0)))
     config = load_config(what.configs[0], (), what.plugins)
     with StopSignal() as stop:
@@ -236,25 +235,12 @@ def the_grid_has_a_column_per_config(what: Comparison) -> None:
     assert isinstance(one, Image.Image) and isinstance(two, Image.Image)
     assert two.height == one.height and two.width > one.width
     assert sample_grid({**result, "base": {}}, what.runs) is None  # of another comparison
-    model, config, _ = open_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))
+    model, config, _ = load_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))[
+        :3
+    ]
     drawn, _ = read_prompts(what.runs / "base")
     expected = sample_all(model, config, drawn, seed=config.samples.seed)
     assert torch.equal(load_strip(strip_file(what.runs / "base", 0), 2), expected)
-
-
-def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three runs of 1, the first taken up at a quarter: half a run took a minute, so 2.25 runs take
-    4.5 minutes."""
-    now = itertools.chain([0.0], itertools.repeat(60.0))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    pace = TimeLeft(3)
-    pace.start(1)
-    assert math.isnan(pace(0.25))
-    assert pace(0.75) == pytest.approx(2.25 / 0.5)
-    pace.finish()
-    pace.start(1)
-    pace(0.0)
-    assert pace(0.25) == pytest.approx(1.75 / (0.75 + 0.25))
 
 
 def test_without_seconds_runs_end_and_are_judged_by_evaluations_alone(

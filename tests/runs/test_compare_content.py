@@ -130,17 +130,3 @@ def test_a_function_of_the_user_s_own_that_changed(done: Comparison) -> None:
     assert {file: file.read_bytes() for file in done.runs.rglob("*.json*")} == files
     write_transform("2")
     run_comparison(done, quiet=True)
-
-
-def test_a_base_of_an_earlier_version(done: Comparison) -> None:
-    """Nobody knows what it was made with: it is named, and judged again once it is deleted."""
-    file = done.runs / "base" / "result.json"
-    kept = json.loads(file.read_text())
-    del kept["content"]
-    file.write_text(json.dumps(kept))
-    with pytest.raises(ConfigError, match=r"base/result\.json: an earlier version.*delete .*base"):
-        run_comparison(done, quiet=True)
-    shutil.rmtree(file.parent)
-    done.out.unlink()  # what it says of the base model need not be judged again
-    run_comparison(done, quiet=True)
-    assert json.loads(file.read_text())["base"] == kept["base"]

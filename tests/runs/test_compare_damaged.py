@@ -29,11 +29,12 @@ from flowrl.runs.compare.records import (
     BudgetsRecord,
     RunFile,
     Settings,
+    add_run,
     check_judged,
     mistake,
+    read_result,
     stored,
 )
-from flowrl.runs.compare.result_file import add_run, read_result
 from flowrl.runs.compare.summary import summarize_result
 from flowrl.runs.stop import StopSignal
 

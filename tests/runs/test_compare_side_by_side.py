@@ -19,13 +19,11 @@ from comparekit import COST, no_training, plan, rehearse_few, scores
 from toykit import write_toy
 
 from flowrl.cli.main import main
-from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.runs.compare import processes as side_by_side
 from flowrl.runs.compare import tune
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.processes import Asked, Ended, RunProcess, _lost
 from flowrl.runs.stop import SIGNALS, Interrupted, Stop
 
@@ -67,9 +65,8 @@ def one_after_the_other(
     """Train runs as their processes would."""
     assert processes == 2 and quiet
     for run in runs:
-        config = load_config(run.config, list(run.overrides), run.plugins)
         try:
-            spend(config, run.folder, run.budgets, stop=stop, quiet=quiet, judged=run.judged)
+            run.spend(stop, quiet=quiet)
         except Interrupted:  # a pruner has given it up
             continue
         ended(run)

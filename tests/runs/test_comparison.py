@@ -14,9 +14,7 @@ from scipy import stats
 
 from flowrl.core.errors import DataError
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.figures import accuracy_figure, gains_figure
-from flowrl.runs.compare.records import packed
-from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.records import read_result
 from flowrl.runs.compare.summary import (
     config_summary,
     detectable,
@@ -28,11 +26,14 @@ from flowrl.runs.compare.summary import (
     iqm_interval,
     labels,
     mean_curve,
+    packed,
     seeds_needed,
     told_apart,
 )
 from flowrl.runs.compare.tables import (
+    accuracy_figure,
     comparison_table,
+    gains_figure,
     markdown,
     notes,
     pair_table,

@@ -23,7 +23,6 @@ from flowrl.evaluation.suites.image_folder import (
     read_setting,
     scored_line,
 )
-from flowrl.runs.folder import read_object, read_prompts, read_rows, read_verdicts
 from flowrl.runs.report.page import html_report
 from flowrl.runs.view.app import make_app
 
@@ -176,24 +175,6 @@ def test_aliases_of_a_run_are_refused(home: Path) -> None:
     (home / "other" / "config.yaml").write_text("a: " + "x" * 2**21)
     with pytest.raises(RunError, match="at most 1048576 characters"):
         html_report(home / "other")
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_readers_of_run_folders(tmp_path: Path, what: str) -> None:
-    """Each says the file, or gives what it promises."""
-    (tmp_path / "samples").mkdir()
-    for name in FILES:
-        put(tmp_path / name, BAD[what])
-    readers = [lambda name=name: read_rows(tmp_path, name) for name in FILES if "jsonl" in name]
-    readers += [lambda: read_object(tmp_path, "summary.json"), lambda: read_prompts(tmp_path)]  # type: ignore[list-item, misc]
-    readers += [lambda: read_verdicts(tmp_path)]  # type: ignore[list-item, misc]
-    for read in readers:
-        try:
-            found: Any = read()
-        except RunError as error:
-            assert str(tmp_path) in str(error)
-        else:
-            assert json.dumps(found, allow_nan=False)
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -25,8 +25,8 @@ from flowrl.runs.export.export import (
     write_lora,
     write_merged,
     write_peft,
-    write_pipeline,
 )
+from flowrl.runs.export.merge import write_pipeline
 
 pytestmark = pytest.mark.integration
 # diffusers' reader of kohya files has the widths of FLUX.1's single blocks in its code, so a tiny

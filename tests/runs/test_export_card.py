@@ -21,7 +21,7 @@ from toykit import toy
 
 from flowrl.runs.export.export import export, trained_part, write_lora, write_merged
 from flowrl.runs.export.usage import shown, usage
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def test_the_code_of_the_card_runs(
     (tmp_path / "tiny-red").symlink_to(exported.out)
     (tmp_path / "base").symlink_to(exported.folder.parent / "base")
     monkeypatch.chdir(tmp_path)
-    model = open_run(exported.folder, plugins=["toykit"])[0]
+    model = load_run(exported.folder, plugins=["toykit"])[0]
     options = {"num_inference_steps": 2, "guidance_scale": 1.0, "max_sequence_length": 8}
     assert_code_draws(ModelCard.load("tiny-red/README.md").text, model, "a teal dot", options)
 

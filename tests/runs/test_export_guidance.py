@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
-from exportkit import assert_code_draws, exported_facts
+from exportkit import assert_code_draws, exported_facts, run_code
 from modelkit import edit, perturb
 from PIL import Image
 from tiny import (
@@ -104,9 +104,7 @@ def test_the_code_draws_the_image_of_the_run(
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert re.findall(r"negative_prompt\w*=[^,]+", code) == [case.said] * bool(case.said)
     monkeypatch.chdir(tmp_path)
-    code = code.replace("\nimage =", "\ntorch.manual_seed(3)\nimage =")
-    exec(compile(code, "README.md", "exec"), {})
-    found = np.asarray(Image.open("image.png")).astype(int)
+    found = np.asarray(run_code(text)[0]).astype(int)
     expected = drawn_by_the_run(model, config.eval.steps).astype(int)
     assert expected.std() > 1 and np.abs(found - expected).max() <= 1
 

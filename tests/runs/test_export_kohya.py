@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import Architecture, build, released_parts
 from flowrl.models.files.lora_names import Layer, find_place
-from flowrl.runs.export.kohya import fuse, kohya_weights
+from flowrl.runs.export.export import fuse, kohya_weights
 
 RANK, SCALE, INPUTS = 4, 3.0, 5
 FLUX_ROWS = {"proj_mlp": 12288, "to_q": 3072, "to_k": 3072, "to_v": 3072}

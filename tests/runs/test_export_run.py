@@ -24,7 +24,7 @@ from flowrl.core.errors import CheckpointError, ConfigError, FlowRLError, ModelE
 from flowrl.models.sd3 import sd3
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.export.export import FORMATS, export, trained_part, write_merged
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.training import checkpoint
 
 pytestmark = pytest.mark.integration
@@ -99,7 +99,7 @@ def test_two_exports_are_the_same_files(exported: ExportedRun, tmp_path: Path) -
 
 def test_the_images_are_the_runs(exported: ExportedRun) -> None:
     """What diffusers loads from the folder draws what the run's own model draws."""
-    model = open_run(exported.folder, plugins=["toykit"])[0]
+    model = load_run(exported.folder, plugins=["toykit"])[0]
     want = draw(model.pipeline(), 1.0)  # type: ignore[attr-defined]
     base = exported.folder.parent / "base"
     pipeline = StableDiffusion3Pipeline.from_pretrained(base)
@@ -238,7 +238,7 @@ def test_a_failure_leaves_nothing(
 
     out = tmp_path / "x"
     with monkeypatch.context() as patch:
-        patch.setattr("flowrl.runs.export.export.save_file", full)
+        patch.setattr("flowrl.runs.export.merge.save_file", full)
         words = "No space left on device; nothing half-written"
         refused(RunError, words, exported.folder, out, formats=list(FORMATS))
     with monkeypatch.context() as patch:
@@ -251,7 +251,7 @@ def test_a_failure_leaves_nothing(
 def test_base_models_that_do_not_take_the_weights(exported: ExportedRun, tmp_path: Path) -> None:
     """Another one, and one that is quantised."""
     other = tiny_sd3(tmp_path / "other", layers=1, t5=True)
-    trained = trained_part(open_run(exported.folder, plugins=["toykit"])[0])
+    trained = trained_part(load_run(exported.folder, plugins=["toykit"])[0])
     trained.pipeline.register_to_config(_name_or_path=str(other))
     words = "8 of 15 trained tensors are not in its files, such as transformer_blocks"
     (tmp_path / "x").mkdir()

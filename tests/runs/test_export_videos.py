@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from exportkit import exported_facts
+from exportkit import assert_code_draws, exported_facts
 from modelkit import perturb
 from PIL import Image
 from tiny import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from toykit import toy
 
-from flowrl.models.adapter import first_order
 from flowrl.runs.export.export import trained_part
 from flowrl.runs.export.usage import task_of, usage
 
@@ -100,33 +97,11 @@ def test_the_code_makes_the_run_s_video(
     source = Image.fromarray(levels.byte().numpy())
     source.save(tmp_path / "source.png")
     monkeypatch.chdir(tmp_path)
-
-    # the card's own code
-    (code,) = re.findall(r"```python\n(.*?)```", usage(facts), re.DOTALL)
-    made: dict[str, Any] = {}
-    for start in ("\nvideo =", "\nimage ="):
-        code = code.replace(start, f"\ntorch.manual_seed(3){start}")
-    exec(compile(code, "README.md", "exec"), made)
-
-    # by hand
-    pipeline = model.pipeline()
-    pipeline.register_modules(scheduler=first_order(pipeline.scheduler))
-    torch.manual_seed(3)
-    start_: dict[str, Any] = {"image": source} if film.tag == "image-to-video" else {}
-    frames = pipeline(
-        **start_,
-        prompt="a red circle and a blue square",
-        height=film.side,
-        width=film.side,
-        num_inference_steps=config.eval.steps,
-        output_type="pil",
-        **film.call,
-    ).frames[0]
-    found = made["video"] if len(frames) > 1 else [made["image"]]
-    assert len(found) == len(frames) == film.call["num_frames"]
-    for one, other in zip(found, frames, strict=True):
-        gap = np.asarray(one).astype(int) - np.asarray(other).astype(int)
-        assert np.abs(gap).max() <= 1 and np.asarray(other).std() > 1
-    with Image.open("video.gif" if len(frames) > 1 else "image.png") as film_:
+    options: dict[str, Any] = {"image": source} if film.tag == "image-to-video" else {}
+    options |= {"height": film.side, "width": film.side, "output_type": "pil", **film.call}
+    options["num_inference_steps"] = config.eval.steps
+    prompt = "a red circle and a blue square"
+    frames = assert_code_draws(usage(facts), model, prompt, options, apart=1)
+    assert frames == film.call["num_frames"] and task_of(facts) == film.tag
+    with Image.open("video.gif" if frames > 1 else "image.png") as film_:
         assert film_.size == (film.side, film.side)
-    assert task_of(facts) == film.tag

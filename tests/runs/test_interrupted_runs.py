@@ -27,7 +27,7 @@ from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunErr
 from flowrl.core.types import RewardBatch
 from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, read_rows, try_lock
 from flowrl.runs.milestones import Checkpoints
-from flowrl.runs.open_run import open_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
@@ -229,21 +229,9 @@ def test_runs_that_start_at_once_have_folders_of_their_own(
         pass
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    text = "import pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
-    text += "held = try_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE)
-    assert child.stdout is not None and child.stdout.readline() == b"held\n"
-    assert try_lock(tmp_path) is None
-    child.kill()
-    child.wait()
-    found = try_lock(tmp_path)
-    assert found is not None
-    found.release()
-
-
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The process that has it is killed, and its child, as a reward forks one, lives on."""
+    """A lock ends with its process: the one that has it is killed, and its child, as a reward forks
+    one, lives on."""
     text = (
         "import os, pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
         "held = try_lock(pathlib.Path(sys.argv[1])); child = os.fork()\n"
@@ -309,7 +297,7 @@ def test_a_run_with_a_function_as_its_reward(tmp_path: Path) -> None:
 
     summary = train(config, run, rewards={"bright": bright}, quiet=True)
     assert 0 < summary["after"]["bright"] < 1
-    assert open_run(run, plugins=("toykit",))[2] == 1
+    assert load_run(run, plugins=("toykit",))[2] == 1
     again = load_config(run / CONFIG, ("train.iterations=2",), ("toykit",))
     with pytest.raises(ConfigError, match=r"over again: flowrl.open\(run, rewards={'bright'"):
         train(again, run, resume=True, quiet=True)
@@ -321,7 +309,7 @@ def test_a_run_is_opened_without_the_plugin_of_its_reward(tmp_path: Path) -> Non
     train(config, tmp_path / "run", quiet=True)
     text = (tmp_path / "run" / CONFIG).read_text().replace("toykit.redness", "elsewhere.redness")
     (tmp_path / "run" / CONFIG).write_text(text)
-    _, opened, iteration = open_run(tmp_path / "run", plugins=("toykit",))
+    _, opened, iteration = load_run(tmp_path / "run", plugins=("toykit",))[:3]
     assert iteration == 1 and opened.rewards["red"].fn == "elsewhere.redness"
     with pytest.raises(ConfigError, match="--plugin elsewhere"):
         opened.rewards["red"].make()

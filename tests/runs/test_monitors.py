@@ -26,9 +26,8 @@ from flowrl.config.sections import (
 )
 from flowrl.core.errors import ConfigError
 from flowrl.runs import evaluate, milestones
-from flowrl.runs.monitors.alarms import hacking, look, noise_of_change, plateau
-from flowrl.runs.monitors.watch import follow_kl, go_back
-from flowrl.runs.open_run import open_run
+from flowrl.runs.monitors import follow_kl, go_back, hacking, look, noise_of_change, plateau
+from flowrl.runs.open_run import load_run
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training.checkpoint import checkpoint_folder, checkpoint_folders, load
@@ -319,7 +318,7 @@ def test_an_early_stop_keeps_the_best_checkpoint(
     best = "checkpoints/000001"
     assert summary["best"] == {"iteration": 1, "score": 0.6, "checkpoint": best}
     assert [folder.name for folder in checkpoint_folders(run)] == ["000001", "000003"]
-    model, _, iteration = open_run(run, plugins=("toykit",), weights="current")
+    model, _, iteration = load_run(run, plugins=("toykit",), weights="current")[:3]
     saved = load(run / best)[0]["current"]
     assert iteration == 1
     assert all(torch.equal(p, saved[name]) for name, p in model.trainable().items())

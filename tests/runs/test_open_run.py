@@ -28,7 +28,7 @@ from flowrl.runs.evaluate import (
     sample_grid_prompts,
 )
 from flowrl.runs.folder import read_prompts
-from flowrl.runs.open_run import open_run, open_target
+from flowrl.runs.open_run import load_run, open_target
 from flowrl.runs.report.page import html_report
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 
 def opened(path: Path, **options: Any) -> tuple[dict[str, Tensor], int]:
-    model, _, iteration = open_run(path, plugins=("toykit",), **options)
+    model, _, iteration = load_run(path, plugins=("toykit",), **options)[:3]
     return {name: p.detach() for name, p in model.trainable().items()}, iteration
 
 
@@ -63,7 +63,7 @@ def test_open_run(home: Path) -> None:
 
 
 def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
-    model, config, _ = open_run(home / "whole", plugins=("toykit",))
+    model, config, _ = load_run(home / "whole", plugins=("toykit",))[:3]
     result = evaluate(model, config)
     row = rows(home / "whole" / "eval.jsonl")[-1]
     assert row["setting"].pop("weights") == config.eval.weights
@@ -72,7 +72,7 @@ def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
     size = {"height": 16, "width": 16, "steps": 4, "images": 2, "seed": 1234}
     alone = evaluate_prompts(model, prompts, {"red": redness}, headline="red", **size)  # type: ignore[arg-type]
     assert alone["red"] == result["red"]
-    changed = open_run(home / "whole", overrides=("eval.images=5",), plugins=("toykit",))[1]
+    changed = load_run(home / "whole", overrides=("eval.images=5",), plugins=("toykit",))[1]
     assert changed.eval.images == 5
 
 
@@ -119,9 +119,9 @@ def test_a_model_from_before_training_has_the_weights_that_this_begins_with(
 
 def test_open_run_that_is_none(home: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a run folder with config.yaml"):
-        open_run(tmp_path)
+        load_run(tmp_path)
     with pytest.raises(ConfigError, match="--plugin toykit"):
-        open_run(home / "whole")
+        load_run(home / "whole")
     with pytest.raises(CheckpointError, match="000003: there is no such checkpoint"):
         opened(home / "whole", iteration=3)
     shutil.copy(home / "whole" / "config.yaml", tmp_path)
@@ -131,7 +131,7 @@ def test_open_run_that_is_none(home: Path, tmp_path: Path) -> None:
 
 def test_grids_show_the_same_noise(home: Path) -> None:
     """The strip of iteration 4 is the EMA's image of the grid's prompts with the grid's seed."""
-    model, config, _ = open_run(home / "whole", plugins=("toykit",))
+    model, config, _ = load_run(home / "whole", plugins=("toykit",))[:3]
     texts = json.loads((home / "whole" / "samples" / "prompts.json").read_text())["prompts"]
     assert len(texts) == 2
     images = sample_all(model, config, texts, seed=config.samples.seed)

@@ -101,16 +101,6 @@ def test_a_stopped_suite_goes_on(
     assert len(rows(file)) == 2 * count + 1  # the last prompt's other image has two lines
 
 
-def test_a_broken_line_inside_names_file_and_line(config: Config, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run(config, out)
-    file = out / "scores.jsonl"
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], "{not json", *lines[2:]]) + "\n")
-    with pytest.raises(DataError, match="scores.jsonl, line 2"):
-        run(config, out)
-
-
 def test_a_damaged_image_is_named(config: Config, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(config, out)

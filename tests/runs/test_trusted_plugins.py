@@ -9,7 +9,7 @@ import pytest
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
-from flowrl.runs.trusted_plugins import trust, trusted
+from flowrl.runs.kept_inputs import trust, trusted
 
 pytestmark = pytest.mark.integration
 

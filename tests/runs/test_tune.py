@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 from comparekit import rehearse_few
+from optuna.distributions import CategoricalDistribution as Values
+from optuna.distributions import FloatDistribution as Real
+from optuna.distributions import IntDistribution as Whole
 from toykit import write_toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.runs.compare import tune
-from flowrl.runs.compare.budgets import Budgets, comparable
+from flowrl.runs.compare import processes, tune
+from flowrl.runs.compare.budgets import Budgets
+from flowrl.runs.compare.records import comparable
 from flowrl.runs.compare.search_space import (
-    Range,
-    Values,
     combinations,
     folder_of,
     grid_of,
@@ -134,7 +136,7 @@ def _play(patch: pytest.MonkeyPatch, score: Score = _height, most: int = 10**9) 
         row = {"score": found, "interval": [found, found], "tasks": {"all": found}}
         return {**run, "failed": None, "at": {"nfe": row}}
 
-    patch.setattr(tune, "spend", spend)
+    patch.setattr(processes, "spend", spend)
     patch.setattr(tune, "Trainer", lambda config: None)
     patch.setattr(tune, "base_of", lambda *_: dict(BASE))
     patch.setattr(tune, "check_judged", lambda *_: None)
@@ -241,11 +243,8 @@ def test_trials_are_given_up_in_processes_of_their_own(
     def beside(runs: Any, processes: int, stop: Any, ended: Any, *, quiet: bool) -> None:
         assert processes == 2 and len(runs) == 2
         for run in runs:
-            watch = pickle.loads(pickle.dumps(run.judged))
-            config = load_config(run.config, list(run.overrides), run.plugins)
             try:
-                played: Any = vars(tune)["spend"]
-                played(config, run.folder, run.budgets, judged=watch)
+                pickle.loads(pickle.dumps(run)).spend(stop, quiet=True)
             except Interrupted as error:
                 sent.append(str(error))
 
@@ -330,7 +329,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--try=loss.clip_high=[0.2", "b=3"], "has no partner"),
         (["--try", "loss.clip_high=0.1..0.3 lgo"], "expected log, float or step NUMBER"),
         (["--try", "loss.clip_high=0.3..0.1"], "expected a range that rises"),
-        (["--try", "loss.clip_high=0..1 log"], "log needs a range above 0"),
+        (["--try", "loss.clip_high=0..1 log"], "--try loss.clip_high: `low"),
         (["--try", "loss.clip_high=0.1..0.3", "--sampler", "grid"], "range without a step"),
         (["--trials", "-1"], "--trials: expected 0 or more"),
         (["--pruner", "median", "--points", "1"], "give --points 2 or more"),
@@ -385,10 +384,10 @@ def test_a_study_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _play(monkeypatch)
     what = _plan(tmp_path, "out", "optimizer.lr=0.1,0.2")
     run_tuning(what, quiet=True)
-    monkeypatch.setattr(tune, "FORMAT", 3)
-    with pytest.raises(DataError, match="expected a flowrl tuning of format 3, got .*, 2"):
+    monkeypatch.setattr(tune, "FORMAT", 4)
+    with pytest.raises(DataError, match="expected a flowrl tuning of format 4, got .*, 3"):
         read_tuning(what.out)
-    with pytest.raises(ConfigError, match=r"holds another search.*format \(2 and 3\)"):
+    with pytest.raises(ConfigError, match=r"holds another search.*format \(3 and 4\)"):
         run_tuning(what, quiet=True)
 
 
@@ -403,20 +402,20 @@ def test_a_study_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("a=[0, 1],[0, 2]", Values(("[0, 1]", "[0, 2]"))),
         (" a =1, 2", Values(("1", "2"))),
         ("a='x,y',z", Values(("'x,y'", "z"))),
-        ("a=1e-5..1e-3 log", Range(1e-5, 1e-3, log=True)),
-        ("a=0.1..0.5 step 0.1", Range(0.1, 0.5, step=0.1)),
-        ("a=4..16 step 4", Range(4, 16, step=4, whole=True)),
-        ("a=1..64 log", Range(1, 64, log=True, whole=True)),
-        ("a=0..1 float", Range(0, 1)),
-        ("a=-1..1", Range(-1, 1, whole=True)),
+        ("a=1e-5..1e-3 log", Real(1e-5, 1e-3, log=True)),
+        ("a=0.1..0.5 step 0.1", Real(0.1, 0.5, step=0.1)),
+        ("a=4..16 step 4", Whole(4, 16, step=4)),
+        ("a=1..64 log", Whole(1, 64, log=True)),
+        ("a=0..1 float", Real(0, 1)),
+        ("a=-1..1", Whole(-1, 1)),
     ],
 )
-def test_what_is_tried_of_a_key(text: str, some: Values | Range) -> None:
+def test_what_is_tried_of_a_key(text: str, some: Any) -> None:
     assert read_space([text]) == {"a": some}
 
 
 @pytest.mark.parametrize(
-    "text", ["a=1,,2", "a=", "a=[1,2", "a=1),2", "a='x,y", "a=1..2 step 0", "a=1..2 log step 1"]
+    "text", ["a=1,,2", "a=", "a=[1,2", "a=1),2", "a='x,y", "a=1..2 step 0", "a=1..2 log step 2"]
 )
 def test_values_that_cannot_be_told(text: str) -> None:
     with pytest.raises(ConfigError, match="--try a"):

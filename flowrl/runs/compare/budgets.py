@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.sections import GradientsMonitor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import is_finite_number, write_json, write_text
 from flowrl.core.identity import differences
@@ -22,6 +20,8 @@ from flowrl.runs.compare.records import (
     Evaluated,
     Record,
     Totals,
+    comparable,
+    different,
     mistake,
     stored,
 )
@@ -80,70 +80,6 @@ class Budgets(NamedTuple):
         return [k for k, end in ends.items() if getattr(before, k) < end <= getattr(now, k)]
 
 
-class TimeLeft:
-    """Tell how many minutes the whole comparison still takes, from the work done since it was
-    started."""
-
-    def __init__(self, todo: float) -> None:
-        self.todo, self.done, self.size, self.first = todo, 0.0, 0.0, math.nan
-        self.began = time.perf_counter()
-
-    def start(self, size: float) -> None:
-        """Begin a run of `size` units of work."""
-        self.size, self.first = size, math.nan
-
-    def finish(self) -> None:
-        """End the run."""
-        self.todo -= self.size
-        self.done += 0.0 if math.isnan(self.first) else self.size * (1 - self.first)
-
-    def __call__(self, used: float) -> float:
-        """Return the minutes left when the run has used a share of its budgets; NaN before it is
-        known."""
-        # a resumed run starts somewhere; the first report is already one iteration on
-        if math.isnan(self.first):
-            self.first = used
-        done = self.done + self.size * (used - self.first)
-        minutes = (time.perf_counter() - self.began) / 60
-        return minutes * (self.todo - self.size * used) / done if done else math.nan
-
-
-def different(a: Mapping[str, Any], b: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the dotted keys in which two nested dicts differ, each with both values."""
-    out = []
-    for key in dict.fromkeys([*a, *b]):
-        one, two, name = a.get(key), b.get(key), f"{path}{key}"
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            out += different(one, two, f"{name}.")
-        elif one != two:
-            out.append(f"{name} ({one!r} and {two!r})")
-    return out
-
-
-def comparable(config: Config) -> dict[str, Any]:
-    """Return a config as plain data without what has no effect on a run under budgets."""
-    raw = config.to_dict()
-    without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
-    for section, keys in without.items():
-        raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
-    del raw["checkpoint"]
-    acting = _acting(config, raw.pop("monitors"))
-    return raw | ({"monitors": acting} if acting else {})
-
-
-def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the monitors changes a run under budgets, where it is not the default: which
-    steps are skipped, and the weight of the KL."""
-    acting, gradients = dict[str, Any](), config.monitors.gradients
-    if gradients != GradientsMonitor():
-        # null in place of a word would be taken for a default that is not there
-        skips = gradients is not None and gradients.action == "skip"
-        acting["gradients"] = raw["gradients"] if skips else "off"
-    if config.monitors.adaptive_kl is not None:
-        acting["adaptive_kl"] = raw["adaptive_kl"]
-    return acting
-
-
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
     """Raise ConfigError if the folder holds a run of another config, of other budgets, or of a
     model, rewards or prompts that have changed under their names."""
@@ -159,7 +95,7 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
     wrong = different(comparable(there), comparable(config))
     claimed = _claimed(folder)
     wrong += different(claimed["budgets"], budgets._asdict())
-    if claimed.get("content") is not None and not wrong:
+    if not wrong:
         wrong += differences(claimed["content"], trained_content(config))
     if wrong:
         raise ConfigError(

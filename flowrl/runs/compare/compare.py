@@ -16,17 +16,14 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
-from flowrl.runs.compare.budgets import (
-    Budgets,
-    TimeLeft,
-    different,
-)
-from flowrl.runs.compare.one_run import base_of, spend
+from flowrl.runs.compare.budgets import Budgets
+from flowrl.runs.compare.one_run import base_of
 from flowrl.runs.compare.processes import Asked, check_processes, train_all
-from flowrl.runs.compare.records import check_judged
-from flowrl.runs.compare.result_file import (
+from flowrl.runs.compare.records import (
     add_run,
     check_base,
+    check_judged,
+    different,
     entry_of,
     open_result,
     read_result,
@@ -37,7 +34,7 @@ from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_res
 from flowrl.runs.compare.tables import markdown, power_before
 from flowrl.runs.folder import RESULT, lock, read_object, read_prompts, read_verdicts
 from flowrl.runs.report.samples import sample_files
-from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.runs.stop import StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer
 
@@ -71,6 +68,11 @@ class Comparison(NamedTuple):
         """Load one of the configs with the comparison's overrides and more."""
         return load_config(self.given.get(name, name), [*self.overrides, *more], self.plugins)
 
+    def asked(self, name: str, more: Sequence[str], budgets: Budgets, folder: Path) -> Asked:
+        """Return a run of one of the configs with more overrides."""
+        config, overrides = self.given.get(name, name), (*self.overrides, *more)
+        return Asked(config, overrides, self.plugins, budgets, folder, name, self.track)
+
 
 def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     """Run what is not there yet -> the result with its statistics, also written to `what.out` after
@@ -84,7 +86,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     configs = [what.load(name) for name in what.configs]
     _check(what, configs)
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
-        result = open_result(what.out, configs, what.budgets, _stated(what))
+        result = open_result(what.out, configs, what.budgets._asdict(), _stated(what))
         names = {config.name for config in configs}
         names |= {one["name"] for one in result["configs"]}
         for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
@@ -119,7 +121,6 @@ class _Runs:
     ) -> None:
         self.what, self.configs, self.result = what, configs, result
         self.stop, self.quiet = stop, quiet
-        self.left = TimeLeft(_work(what, configs, result))
 
     def asked(self) -> list[Asked]:
         """Return the runs of all seeds at the rates of the result, seed by seed."""
@@ -130,18 +131,15 @@ class _Runs:
                 place = what.runs / config.name / f"seed{seed}"
                 if seed in _seeds_of(entry) and not place.exists():
                     continue
-                own = (*what.overrides, f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
-                config_of_run = what.given.get(name, name)
-                asked = Asked(config_of_run, own, what.plugins, what.budgets, place, name)
-                runs.append(asked._replace(track=what.track))
+                more = (f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
+                runs.append(what.asked(name, more, what.budgets, place))
         return runs
 
     def keep(self, run: Asked) -> None:
         """Put a run into the result and its file; what is not there yet is run first."""
-        config = load_config(run.config, list(run.overrides), run.plugins)
-        found = self._run(config, f"{config.name}/{run.folder.name}", run.budgets, 1.0)
+        found = run.spend(self.stop, quiet=self.quiet)
         check_judged(found, self.result["base"], run.folder)
-        add_run(self.result, entry_of(self.result, config, run.label), found)
+        add_run(self.result, entry_of(self.result, run.load(), run.label), found)
         self.result = write_result(self.result, self.what.out)
 
     def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:
@@ -173,8 +171,8 @@ class _Runs:
         share = what.budgets.nfe * search.share
         points = 1 if search.prompts else 0
         budgets = what.budgets._replace(nfe=share, seconds=0.0, points=points)
-        place = f"{config.name}/search-x{factor:g}"
-        run = self._run(what.load(name, *more), place, budgets, search.share)
+        place = what.runs / config.name / f"search-x{factor:g}"
+        run = what.asked(name, more, budgets, place).spend(self.stop, quiet=self.quiet)
         score = None
         if run["failed"] is None and search.prompts:
             score = run["at"]["nfe"]["score"]
@@ -183,41 +181,10 @@ class _Runs:
         kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
         return {"factor": factor, "score": score, **kept}
 
-    def _run(self, config: Config, name: str, budgets: Budgets, size: float) -> dict[str, Any]:
-        """Run a config in its folder; `size` is its share of a whole run, for the time left."""
-        folder = self.what.runs / name
-        fresh = not (folder / RESULT).exists()
-        if fresh and self.stop.asked:
-            raise Interrupted("stopped between two runs; the same command goes on")
-        if fresh:
-            self.left.start(size)
-        options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
-        options["track"] = self.what.track
-        found = spend(config, folder, budgets, stop=self.stop, **options)
-        if fresh:
-            self.left.finish()
-        return found
-
 
 def _seeds_of(entry: Result) -> set[int]:
     """Return the seeds that an entry of a result file has a run of."""
     return {run["seed"] for run in entry["seeds"]}
-
-
-def _work(what: Comparison, configs: Sequence[Config], result: Result) -> float:
-    """Add up the runs that are still to be done; a seed counts 1, a search run its share."""
-    there = {entry["name"]: _seeds_of(entry) for entry in result["configs"]}
-    todo = 0.0
-    for config in configs:
-        done = there.get(config.name, set())
-        sizes = {f"seed{seed}": 1.0 for seed in what.seeds if seed not in done}
-        if what.search and not done:
-            for factor in what.search.factors:
-                sizes[f"search-x{factor:g}"] = what.search.share
-        for name, size in sizes.items():
-            if not (what.runs / config.name / name / RESULT).exists():
-                todo += size
-    return todo
 
 
 def _stated(what: Comparison) -> dict[str, Any] | None:
@@ -341,7 +308,7 @@ def write_comparison(result: Result, out: Path, figures: Path, runs: Path) -> li
 
 def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
     """Draw the figures into a folder -> the files."""
-    from flowrl.runs.compare.figures import accuracy_figure, gains_figure
+    from flowrl.runs.compare.tables import accuracy_figure, gains_figure
     from flowrl.runs.report.style import save_figure
 
     drawn = {

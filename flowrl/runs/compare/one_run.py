@@ -3,6 +3,7 @@ training, once per folder of runs."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +28,20 @@ from flowrl.runs.compare.budgets import (
     check_begun,
     check_same_run,
     claim,
-    different,
     drop_evaluations,
     result,
     spent_at,
 )
-from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
-from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.records import (
+    AGAIN,
+    BaseFile,
+    RunFile,
+    check_whose,
+    different,
+    setting,
+    stored,
+)
+from flowrl.runs.compare.summary import packed
 from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
 from flowrl.runs.folder import (
     CHECKPOINTS,
@@ -49,7 +57,7 @@ from flowrl.runs.folder import (
 )
 from flowrl.runs.log import LOGS, RunLogger, Silence, headline_label
 from flowrl.runs.milestones import keep_samples
-from flowrl.runs.monitors.watch import follow_kl
+from flowrl.runs.monitors import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -58,7 +66,6 @@ BUDGET_COLUMNS = {"used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
 clock = time.perf_counter
 Say = Callable[[str], object]  # tells the user
-MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
 Judged = Callable[[Mapping[str, Any]], object]  # is told each evaluation, and may raise
 
 
@@ -74,7 +81,6 @@ def spend(
     *,
     stop: Stop,
     quiet: bool = False,
-    minutes_left: MinutesLeft | None = None,
     judged: Judged | None = None,
     track: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -93,6 +99,8 @@ def spend(
     if found:
         check_whose(found, config, folder / RESULT)
         return found
+    if stop.asked:
+        raise Interrupted("stopped between two runs; the same command goes on")
     with lock(folder, mend="wait for it") as held:
         free_memory()  # of the run before
         start = _newest(folder)
@@ -111,7 +119,7 @@ def spend(
         with RunLogger(folder, trainer.iteration, **options) as log:
             trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, judged)
+            run = _BudgetedRun(trainer, folder, budgets, log, judged)
             trainer.encode_ahead()
             try:
                 failed = run.train(stop)
@@ -163,11 +171,10 @@ class _BudgetedRun:
         folder: Path,
         budgets: Budgets,
         log: RunLogger,
-        minutes_left: MinutesLeft | None,
         judged: Judged | None,
     ) -> None:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
-        self.minutes_left, self.judged = minutes_left, judged
+        self.judged = judged
 
     def train(self, stop: Stop) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
@@ -222,9 +229,8 @@ class _BudgetedRun:
 
     def _log(self, metrics: dict[str, float], spent: Spent) -> None:
         used = self.budgets.used(spent)
-        mine = {**spent.metrics(), "used": 100 * used}
-        if self.minutes_left:
-            mine["minutes_left"] = round(self.minutes_left(used), 1)
+        left = spent.seconds / 60 * (1 - used) / used if used else math.nan
+        mine = {**spent.metrics(), "used": 100 * used, "minutes_left": round(left, 1)}
         trainer = self.trainer
         self.log.log(trainer.iteration - 1, {**metrics, **mine}, images=trainer.cost.images)
 
@@ -313,8 +319,6 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
             raise ConfigError(
                 f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"
             )
-        if found.get("content") is None:
-            raise ConfigError(f"{folder / RESULT}: an earlier version of flowrl wrote it; {mend}")
         wrong = differences(found["content"], content)
         if wrong:
             raise ConfigError(

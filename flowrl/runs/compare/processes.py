@@ -34,7 +34,7 @@ from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.runs.compare.budgets import Budgets, check_same_run
 from flowrl.runs.compare.one_run import Judged, spend
 from flowrl.runs.folder import RESULT, lock
-from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
+from flowrl.runs.stop import SIGNALS, Interrupted, Stop, StopSignal
 from flowrl.training.run import OverlapWarning
 
 DEVICES = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
@@ -60,8 +60,17 @@ class Asked(NamedTuple):
     budgets: Budgets
     folder: Path
     label: str = ""  # what the config is called
-    judged: Judged | None = None  # is told each evaluation, as `spend` has it; pickled
     track: tuple[str, ...] = ()  # trackers that are told the run
+    judged: Judged | None = None  # is told each evaluation, as `spend` has it; pickled
+
+    def load(self) -> Config:
+        """Load its config."""
+        return load_config(self.config, list(self.overrides), self.plugins)
+
+    def spend(self, stop: Stop, *, quiet: bool) -> dict[str, Any]:
+        """Train it in this process, see `spend`."""
+        more: dict[str, Any] = {"quiet": quiet, "judged": self.judged, "track": self.track}
+        return spend(self.load(), self.folder, self.budgets, stop=stop, **more)
 
 
 class Told(NamedTuple):
@@ -191,7 +200,11 @@ def _train(run: Asked, gpu: str | None, line: Connection) -> None:
     told = Told("", "")
     try:
         line.send(Told(TRAINS, ""))
-        _spend(run, wish)
+        # the main process has loaded the same config and said what there is to say of it
+        for library in (diffusers, transformers):
+            library.utils.logging.disable_progress_bar()
+        warnings.simplefilter("ignore", OverlapWarning)
+        run.spend(wish, quiet=True)
     except FlowRLError as error:
         known = [name for name, kind in KINDS.items() if isinstance(error, kind)]
         told = Told([*known, RunError.__name__][0], str(error)[:LONGEST])
@@ -201,18 +214,6 @@ def _train(run: Asked, gpu: str | None, line: Connection) -> None:
         told = Told(RunError.__name__, f"{text}; its traceback is above")
     with contextlib.suppress(OSError):  # nobody listens any more
         line.send(told)
-
-
-def _spend(run: Asked, wish: Wish) -> None:
-    # the main process has loaded the same config and said what there is to say of it
-    for library in (diffusers, transformers):
-        library.utils.logging.disable_progress_bar()
-    warnings.simplefilter("ignore", OverlapWarning)
-    config = load_config(run.config, list(run.overrides), run.plugins)
-    if wish.asked:
-        raise Interrupted("stopped before it began")
-    options: dict[str, Any] = {"quiet": True, "judged": run.judged, "track": run.track}
-    spend(config, run.folder, run.budgets, stop=wish, **options)
 
 
 def _ignored(*_: object) -> None:
@@ -249,8 +250,6 @@ def train_all(
     if processes > 1:
         train_side_by_side(runs, processes, stop, keep_first, quiet=quiet)
     for run in [run for run in runs if run.folder not in kept]:
-        if stop.asked:
-            raise Interrupted(f"stopped between two runs; {GO_ON}")
         keep(run)
 
 
@@ -296,7 +295,7 @@ def train_side_by_side(
 def _check(runs: Sequence[Asked], gpus: Sequence[str]) -> None:
     """Refuse before anything is trained what would fail after hours."""
     for run in runs:
-        config = load_config(run.config, list(run.overrides), run.plugins)
+        config = run.load()
         check_same_run(run.folder, config, run.budgets)
         if (run.folder / RESULT).exists():
             continue

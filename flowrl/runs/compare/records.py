@@ -1,12 +1,10 @@
-"""What the JSON files of a comparison hold, as pydantic models, and how they are read: one that is
-damaged, of another version, or another run's, is one message.
-
-Outcomes per image are one short text for each evaluation. Prompts are separated by spaces. Verdicts
-0 and 1 are letters, "0110 1111"; other scores stand between commas, "0.25,0.5 0.75,1".
-"""
+"""The JSON files of a comparison: what they hold, as pydantic models, and how they are read: one
+that is damaged, of another version, or another run's, is one message. What has to be equal in the
+result file, and how it is added to."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,34 +13,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from flowrl.config.load import Config
+from flowrl.config.sections import GradientsMonitor
 from flowrl.config.values import show
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.files import read_json, write_json
+from flowrl.core.identity import differences, without_times
+from flowrl.evaluation.contents import FUNCTIONS, judged_content, own_functions
+from flowrl.runs.compare.summary import Result, summarize_result, unpacked
 from flowrl.runs.folder import read_object
 
 AGAIN = "delete it, and the same command puts it together again from the run's logs"
-
-
-def packed(outcomes: Sequence[Sequence[float]]) -> str:
-    """Write scores, one list per prompt, as a text."""
-    flat = {value for some in outcomes for value in some}
-    short = flat <= {0.0, 1.0}
-    words = []
-    for some in outcomes:
-        # -0.0 equals 0.0 but would be written "-0", two letters; + 0.0 takes its sign away
-        if short:
-            words.append("".join(f"{value + 0.0:.0f}" for value in some))
-        else:
-            words.append(",".join(f"{value + 0.0:.6g}" for value in some) + ",")
-    return " ".join(words)
-
-
-def unpacked(text: str) -> list[list[float]]:
-    """Read what `packed` wrote."""
-    out = []
-    for part in text.split(" "):
-        letters = part.strip(",").split(",") if "," in part else part
-        out.append([float(value) for value in letters])
-    return out
 
 
 def _check_outcomes(text: str) -> str:
@@ -84,7 +64,7 @@ class Claim(Record):
 
     budgets: BudgetsRecord
     environment: Object
-    content: Object | None = None  # what it begins with; None of an earlier version
+    content: Object  # what it begins with
 
 
 class Totals(Record):
@@ -179,7 +159,7 @@ class BaseFile(Record):
 
     setting: Object
     base: Base
-    content: Object | None = None  # what these names stood for; None of an earlier version
+    content: Object  # what these names stood for
 
 
 class SearchRecord(Record):
@@ -350,3 +330,201 @@ def check_judged(found: Mapping[str, Any], base: Mapping[str, Any], folder: Path
     wrong = unlike_base(found, base)
     if wrong is not None:
         raise RunError(f"{folder / 'result.json'}: {wrong}; {AGAIN}")
+
+
+def different(a: Mapping[str, Any], b: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return the dotted keys in which two nested dicts differ, each with both values."""
+    out = []
+    for key in dict.fromkeys([*a, *b]):
+        one, two, name = a.get(key), b.get(key), f"{path}{key}"
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            out += different(one, two, f"{name}.")
+        elif one != two:
+            out.append(f"{name} ({one!r} and {two!r})")
+    return out
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """Return a config as plain data without what has no effect on a run under budgets."""
+    raw = config.to_dict()
+    without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
+    for section, keys in without.items():
+        raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
+    del raw["checkpoint"]
+    acting = _acting(config, raw.pop("monitors"))
+    return raw | ({"monitors": acting} if acting else {})
+
+
+def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the monitors changes a run under budgets, where it is not the default: which
+    steps are skipped, and the weight of the KL."""
+    acting, gradients = dict[str, Any](), config.monitors.gradients
+    if gradients != GradientsMonitor():
+        # null in place of a word would be taken for a default that is not there
+        skips = gradients is not None and gradients.action == "skip"
+        acting["gradients"] = raw["gradients"] if skips else "off"
+    if config.monitors.adaptive_kl is not None:
+        acting["adaptive_kl"] = raw["adaptive_kl"]
+    return acting
+
+
+KIND, FORMAT = "flowrl comparison", 1
+MEND = (
+    "put the file back, or name another --out: the command that made it reads the runs that are "
+    "there again"
+)
+TUNING = ("tune", "lora", "layers")  # arguments of a model that leave the base model as it is
+
+
+def setting(config: Config) -> dict[str, Any]:
+    """Return what has to be equal for a fair comparison: model, prompts, size, evaluation, grid,
+    threads."""
+    raw, headline = comparable(config), config.rewards[config.headline]
+    equal = {
+        "model": {key: value for key, value in raw["model"].items() if key not in TUNING},
+        "prompts": raw["prompts"],
+        "image": raw["image"],
+        "eval": {**raw["eval"], "score": config.headline},
+        "samples": raw["samples"],
+        "train": {"threads": config.train.threads},
+        "rewards": {config.headline: {"fn": headline.path, **headline.kwargs}},
+    }
+    return dict(json.loads(json.dumps(equal)))  # tuples and all, as it comes back from a file
+
+
+def read_result(path: Path) -> Result:
+    """Read a result file. Raises DataError if it is none."""
+    try:
+        found = read_json(path, constants=True)
+        if found["kind"] != KIND or found["format"] != FORMAT:
+            raise DataError(
+                f"{path}: expected a {KIND} of format {FORMAT}, got {found['kind']!r}, format "
+                f"{found['format']!r}"
+            )
+    except (OSError, RunError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a {KIND}: {type(error).__name__}: {error}; {MEND}"
+        ) from error
+    # its parts, and whether they fit together
+    wrong = mistake(found, ResultFile) or disagreement(found)
+    if wrong is not None:
+        raise DataError(f"{path}: {wrong}; {MEND}")
+    return dict(found)
+
+
+def open_result(
+    path: Path,
+    configs: Sequence[Config],
+    budgets: Mapping[str, Any],
+    search: Mapping[str, Any] | None,
+) -> Result:
+    """Read the result file to be added to, or begin one. Raises ConfigError if it is of other
+    settings."""
+    # begin one
+    settings = {"score": configs[0].headline, "equal": setting(configs[0]), "search": search}
+    fresh = {"budgets": dict(budgets), "settings": settings}
+    if not path.exists():
+        return {
+            "kind": KIND,
+            "format": FORMAT,
+            **fresh,
+            "content": judged_content(configs[0]),
+            "environments": [],
+            "base": {},
+            "configs": [],
+        }
+    # or add to one of the same settings
+    found = read_result(path)
+    stated = {"budgets": found["budgets"], "settings": found["settings"]}
+    wrong = different(stated, fresh)
+    there = {entry["name"]: entry for entry in found["configs"]}
+    for c in [c for c in configs if c.name in there]:
+        entry = there[c.name]
+        wrong += different(entry["config"], without_seed(c), f"{c.name}: ")
+        kept = {key: value for key, value in entry.items() if key == FUNCTIONS}
+        wrong += differences(kept, own_functions(c))
+    if wrong:
+        raise ConfigError(
+            f"{path} holds a comparison under other settings, there and now: "
+            f"{', '.join(wrong[:3])}; name another --out, or give the same settings again"
+        )
+    return found
+
+
+def check_base(result: Result, base: Mapping[str, Any], config: Config, path: Path) -> None:
+    """Raise ConfigError if a file that is added to was begun with another base model: neither are
+    its outcomes those of `base`, which is empty where it was not judged again, nor is its content
+    that of now."""
+    there = result["base"]
+    if not there or there["outcomes"] == base.get("outcomes"):
+        return
+    known = without_times(result.get("content") or {})
+    wrong = differences(known, without_times(judged_content(config)))
+    if wrong:
+        score = f", {there['score']:g} and now {base['score']:g}" if base else ""
+        raise ConfigError(
+            f"{path} was begun with another base model{score}: something changed under its name, "
+            f"there and now: {'; '.join(wrong[:3])}; name another --out"
+        )
+
+
+def without_seed(config: Config) -> dict[str, Any]:
+    """Return a config without its seed, as JSON gives it back."""
+    return {k: v for k, v in json.loads(json.dumps(comparable(config))).items() if k != "seed"}
+
+
+def entry_of(result: Result, config: Config, name: str) -> Result:
+    """Find a config's entry, or begin one."""
+    for entry in result["configs"]:
+        if entry["name"] == config.name:
+            return entry
+    entry = {
+        "name": config.name,
+        "file": name,
+        "config": without_seed(config),
+        "lr": config.lr,
+        "search": None,
+        **own_functions(config),
+    }
+    result["configs"].append({**entry, "seeds": []})
+    return result["configs"][-1]
+
+
+def add_run(result: Result, entry: Result, run: dict[str, Any]) -> None:
+    """Put a run into its entry, in the order of seeds; machines are kept once.
+
+    Raises ConfigError if the entry's other seeds ran with another learning rate.
+    """
+    others = [r for r in entry["seeds"] if r["seed"] != run["seed"]]
+    if any(r["lr"] != run["lr"] for r in others):
+        raise ConfigError(
+            f"{entry['name']}: seed {run['seed']} ran with lr {run['lr']:g}, seed "
+            f"{others[0]['seed']} of the result file with {others[0]['lr']:g}: the search chose "
+            "another rate this time; name another --out"
+        )
+    where = run["environment"]
+    if where not in result["environments"]:
+        result["environments"].append(where)
+    mine = {k: v for k, v in run.items() if k not in ("name", "environment")}
+    mine["environment"] = result["environments"].index(where)
+    entry["seeds"] = sorted([*others, mine], key=lambda r: int(r["seed"]))
+
+
+def write_result(result: Result, out: Path) -> Result:
+    """Work out the statistics of all configs that have a run, and write the file. Raises
+    RunError."""
+    full = summarize_result(
+        {**result, "configs": [entry for entry in result["configs"] if entry["seeds"]]}
+    )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {error.strerror or error}") from error
+    write_json(out, full)
+    return {
+        **full,
+        "configs": [
+            *full["configs"],
+            *(entry for entry in result["configs"] if not entry["seeds"]),
+        ],
+    }

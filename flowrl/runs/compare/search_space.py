@@ -1,15 +1,16 @@
 """What a search tries: values or a range for each key of a config, read from texts such as
-"optimizer.lr=1e-5..1e-3 log", and the name of a trial's folder."""
+"optimizer.lr=1e-5..1e-3 log" as what Optuna draws from; and the name of a trial's folder."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.installation import install
 
 Value = str | int | float
 
@@ -21,67 +22,31 @@ _RANGE = re.compile(rf"\s*({_NUMBER})\.\.({_NUMBER})((?:\s+\S+)*)\s*")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
-class Values(NamedTuple):
-    """Values of a key, each as --set has it."""
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
-    texts: tuple[str, ...]
-
-    def size(self) -> float:
-        """Count the values."""
-        return len(self.texts)
-
-    def grid(self) -> list[Value]:
-        """Return all values."""
-        return list(self.texts)
-
-    def checked(self) -> list[Value]:
-        """Return the values that are checked before anything runs."""
-        return list(self.texts)
+Space = dict[str, "BaseDistribution"]
 
 
-class Range(NamedTuple):
-    """Numbers of a key, both ends included; whole ones where both ends are written as such."""
-
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-    whole: bool = False
-
-    def size(self) -> float:
-        """Count the numbers; infinity where there is no end of them."""
-        step = self._steps()
-        return math.inf if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
-
-    def grid(self) -> list[Value]:
-        """Return all numbers of a range of a finite size."""
-        step, count = self._steps() or 0.0, int(self.size())
-        return [self._number(self.low + step * place) for place in range(count)]
-
-    def checked(self) -> list[Value]:
-        """Return the values that are checked before anything runs."""
-        return [self._number(self.low), self._number(self.high)]
-
-    def _steps(self) -> float | None:
-        if self.log:
-            return None
-        return self.step or (1.0 if self.whole else None)
-
-    def _number(self, value: float) -> int | float:
-        return round(value) if self.whole else float(value)
+def import_optuna() -> Any:
+    """Import Optuna, quietly. Raises ConfigError where it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(f"flowrl tune needs Optuna: {install('tune')}") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
 
-Space = Mapping[str, Values | Range]
-
-
-def read_space(texts: Sequence[str]) -> dict[str, Values | Range]:
+def read_space(texts: Sequence[str]) -> Space:
     """Read "KEY=VALUE,VALUE..." and "KEY=LOW..HIGH" -> what each key may be.
 
     Commas inside brackets and quotes do not part values. After a range may stand ``log``,
     ``step S`` and ``float``. Raises ConfigError for what cannot be read, a key that comes twice,
-    one that a search sets itself, and one that lies in another one.
+    one that a search sets itself, and one that lies in another one; and without Optuna.
     """
-    space: dict[str, Values | Range] = {}
+    import_optuna()
+    space: Space = {}
     for text in texts:
         key, _, values = text.partition("=")
         key = key.strip()
@@ -107,8 +72,10 @@ def _check_keys(space: Space) -> None:
             )
 
 
-def _range(key: str, low: str, high: str, words: str) -> Range:
-    """Read the parts of a range."""
+def _range(key: str, low: str, high: str, words: str) -> BaseDistribution:
+    """Read the parts of a range; of whole numbers where both ends are written as such."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     # the words after it
     log, step, given = False, "", words.split()
     whole = all(_WHOLE.fullmatch(end) for end in (low, high))
@@ -125,18 +92,18 @@ def _range(key: str, low: str, high: str, words: str) -> Range:
                 f"--try {key}: expected log, float or step NUMBER after the range, got {word!r}"
             )
     whole = whole and (not step or _WHOLE.fullmatch(step) is not None)
-    found = Range(float(low), float(high), log, float(step) if step else None, whole)
-    # what no number can be drawn from
-    if not found.low < found.high:
+    if float(low) >= float(high):
         raise ConfigError(f"--try {key}: expected a range that rises, got {low}..{high}")
-    if log and (found.low <= 0 or step):
-        raise ConfigError(f"--try {key}: log needs a range above 0 without a step")
-    if step and not found.step:
-        raise ConfigError(f"--try {key}: expected a step above 0, got {step}")
-    return found
+    # the rest is refused by Optuna: log at 0 or with a step, steps that are none
+    try:
+        if whole:
+            return IntDistribution(int(low), int(high), log, int(step or 1))
+        return FloatDistribution(float(low), float(high), log, float(step) if step else None)
+    except ValueError as error:
+        raise ConfigError(f"--try {key}: {error}") from error
 
 
-def _values(key: str, text: str) -> Values:
+def _values(key: str, text: str) -> BaseDistribution:
     """Split at the commas that stand outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
@@ -157,37 +124,50 @@ def _values(key: str, text: str) -> Values:
         raise ConfigError(f"--try {key}: expected values parted by commas, got {text!r}")
     if len(set(values)) < len(values):
         raise ConfigError(f"--try {key}: expected values that differ, got {', '.join(values)}")
-    return Values(tuple(values))
+    from optuna.distributions import CategoricalDistribution
+
+    return CategoricalDistribution(values)
+
+
+def ends(some: BaseDistribution) -> list[Value]:
+    """Return the values of a key that are checked before anything runs: all that are listed, of a
+    range both ends."""
+    listed: Sequence[Value] | None = getattr(some, "choices", None)
+    return [some.low, some.high] if listed is None else [*listed]  # type: ignore[attr-defined]
+
+
+def _every(some: Any) -> list[Value] | None:
+    """Return all values of a key; None where there is no end of them."""
+    if hasattr(some, "choices"):
+        return [*some.choices]
+    if some.log or some.step is None:
+        return None
+    count = math.floor((some.high - some.low) / some.step + 1e-9) + 1
+    return [some.low + some.step * place for place in range(count)]
 
 
 def grid_of(space: Space) -> dict[str, list[Value]]:
     """Return all values of each key. Raises ConfigError for a range without a step, and for too
     many combinations."""
+    grid = {}
     for key, some in space.items():
-        if math.isinf(some.size()):
+        values = _every(some)
+        if values is None:
             raise ConfigError(
                 f"--sampler grid: {key} is a range without a step; give values or a step, or take "
                 "--sampler tpe"
             )
+        grid[key] = values
     total = combinations(space)
     if total > _MOST:
         raise ConfigError(f"--sampler grid: expected at most {_MOST:,} combinations, got {total:,}")
-    return {key: some.grid() for key, some in space.items()}
+    return grid
 
 
 def combinations(space: Space) -> float:
     """Count the combinations of all values; infinity where a range has no end of them."""
-    return math.prod(some.size() for some in space.values())
-
-
-def said(some: Values | Range) -> str:
-    """Say what is tried of a key, as a result file states it."""
-    if isinstance(some, Values):
-        return ", ".join(some.texts)
-    low, high = some.checked()
-    step = "" if some.step is None else f" step {some.step:g}"
-    kind = "whole" if some.whole else "float"
-    return f"{low} to {high}{' log' if some.log else ''}{step}, {kind}"
+    every = [_every(some) for some in space.values()]
+    return math.prod(math.inf if values is None else len(values) for values in every)
 
 
 def change(key: str, value: Value) -> str:

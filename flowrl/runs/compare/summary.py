@@ -25,7 +25,6 @@ from flowrl.evaluation.crossed_errors import (
     weights_of,
 )
 from flowrl.evaluation.statistics import prompts_error
-from flowrl.runs.compare.records import unpacked
 
 BUDGETS = ("nfe", "seconds")
 LETTERS = {"nfe": "(a)", "seconds": "(b)"}
@@ -135,6 +134,30 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     weights = weights_of(tags)
     equal_p = equal_spreads([group @ weights for group in groups.values()])
     return ErrorModel(groups, np.array(values(base)), tags, prompts, equal_p)
+
+
+def packed(outcomes: Sequence[Sequence[float]]) -> str:
+    """Write scores, one list per prompt, as a short text. Prompts are separated by spaces. Verdicts
+    0 and 1 are letters, "0110 1111"; other scores stand between commas, "0.25,0.5 0.75,1"."""
+    flat = {value for some in outcomes for value in some}
+    short = flat <= {0.0, 1.0}
+    words = []
+    for some in outcomes:
+        # -0.0 equals 0.0 but would be written "-0", two letters; + 0.0 takes its sign away
+        if short:
+            words.append("".join(f"{value + 0.0:.0f}" for value in some))
+        else:
+            words.append(",".join(f"{value + 0.0:.6g}" for value in some) + ",")
+    return " ".join(words)
+
+
+def unpacked(text: str) -> list[list[float]]:
+    """Read what `packed` wrote."""
+    out = []
+    for part in text.split(" "):
+        letters = part.strip(",").split(",") if "," in part else part
+        out.append([float(value) for value in letters])
+    return out
 
 
 def _places(base: Result) -> list[tuple[str, str]]:

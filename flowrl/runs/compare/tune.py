@@ -20,38 +20,29 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import write_json, write_text
-from flowrl.core.installation import install
 from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
-from flowrl.runs.compare.budgets import (
-    Budgets,
-    TimeLeft,
-    check_same_run,
-    comparable,
-    different,
-)
-from flowrl.runs.compare.one_run import base_of, spend
+from flowrl.runs.compare.budgets import Budgets, check_same_run
+from flowrl.runs.compare.one_run import base_of
 from flowrl.runs.compare.processes import Asked, check_processes, train_side_by_side
-from flowrl.runs.compare.records import check_judged
-from flowrl.runs.compare.result_file import setting, without_seed
+from flowrl.runs.compare.records import check_judged, comparable, different, setting, without_seed
 from flowrl.runs.compare.search_space import (
     Space,
     Value,
-    Values,
     change,
     combinations,
+    ends,
     folder_of,
     grid_of,
+    import_optuna,
     one_line,
-    said,
 )
-from flowrl.runs.folder import RESULT, lock
+from flowrl.runs.folder import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
@@ -61,7 +52,7 @@ Pruner = Literal["none", "median", "hyperband"]
 
 STUDY, JSON, BEST = "study.db", "result.json", "best.yaml"  # in the folder of a search
 TRIALS_IN = "trials"
-KIND, FORMAT = "flowrl tuning", 2
+KIND, FORMAT = "flowrl tuning", 3
 NAME, ABOUT = "flowrl", "about"  # of the study, and what a trial holds of its runs
 TRIALS = 20  # unless their number is given
 # sections whose numbers leave a plan and its cost as they are
@@ -128,7 +119,6 @@ def run_tuning(what: Tuning, *, quiet: bool = False) -> Result:
     change what a trial is judged on, or exceed the budget with one iteration; RunError if another
     process works in the folder; Interrupted after Ctrl-C.
     """
-    _optuna()
     own = what.load()
     _check(what, own)
     _check_space(what, own)
@@ -147,7 +137,7 @@ def run_tuning(what: Tuning, *, quiet: bool = False) -> Result:
 
 def read_tuning(out: Path) -> Result:
     """Read the study in the folder of a search -> its result. Raises DataError if it is none."""
-    _optuna()
+    import_optuna()
     if not (out / STUDY).is_file():
         raise DataError(f"{out / STUDY}: expected the study of a search, got no such file")
     study = open_study(out)
@@ -157,16 +147,6 @@ def read_tuning(out: Path) -> Result:
             f"{out / STUDY}: expected a {KIND} of format {FORMAT}, got {got[0]!r}, {got[1]!r}"
         )
     return result_of(study)
-
-
-def _optuna() -> Any:
-    """Import Optuna, quietly. Raises ConfigError where it is not installed."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError(f"flowrl tune needs Optuna: {install('tune')}") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 def _check(what: Tuning, own: Config) -> None:
@@ -208,11 +188,11 @@ def _check(what: Tuning, own: Config) -> None:
 def _check_space(what: Tuning, own: Config) -> None:
     """Check each value of each key, of ranges both ends, beside the first values of the others.
     Raises ConfigError for one that cannot be trained, judged alike, or has no effect."""
-    first = {key: some.checked()[0] for key, some in what.space.items()}
+    first = {key: ends(some)[0] for key, some in what.space.items()}
     rehearsed: dict[str, int] = {}
     for key, some in what.space.items():
         seen: dict[str, Value] = {}
-        for value in some.checked():
+        for value in ends(some):
             changes = changes_of({**first, key: value})
             config = _checked(what, own, changes, rehearsed)
             # a key that has no effect under a budget, or one value in two spellings
@@ -286,6 +266,8 @@ def open_study(out: Path) -> Study:
 
 def _opened(what: Tuning, own: Config) -> Study:
     """Begin a study, or go on with one of the same settings. Raises ConfigError for another one."""
+    from optuna.distributions import distribution_to_json
+
     stated = {
         "kind": KIND,
         "format": FORMAT,
@@ -293,7 +275,7 @@ def _opened(what: Tuning, own: Config) -> Study:
         "settings": without_seed(own),
         "budgets": what.budgets._asdict(),
         "seeds": sorted(what.seeds),
-        "space": {key: said(some) for key, some in what.space.items()},
+        "space": {key: distribution_to_json(some) for key, some in what.space.items()},
         "sampler": {"name": what.search, "seed": what.sampler_seed},
         "pruner": what.pruner,
         **own_functions(own),
@@ -318,26 +300,6 @@ def _opened(what: Tuning, own: Config) -> Study:
     for key, value in {**stated, "config": what.config}.items():
         study.set_user_attr(key, value)
     return study
-
-
-def _distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Return what Optuna draws each key from."""
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
-
-    found: dict[str, BaseDistribution] = {}
-    for key, some in space.items():
-        if isinstance(some, Values):
-            found[key] = CategoricalDistribution(some.texts)
-        elif some.whole:
-            low, high, step = int(some.low), int(some.high), int(some.step or 1)
-            found[key] = IntDistribution(low, high, log=some.log, step=step)
-        else:
-            found[key] = FloatDistribution(some.low, some.high, log=some.log, step=some.step)
-    return found
 
 
 def _sampler(what: Tuning, number: int) -> Any:
@@ -383,7 +345,6 @@ class _Search:
         self.stop, self.quiet = stop, quiet
         self.own = what.load()
         self.rehearsed: dict[str, int] = {}
-        self.left = TimeLeft(0.0)
 
     def run(self) -> None:
         """Run trials until there are as many as were asked for; those that a stop has left open
@@ -391,8 +352,6 @@ class _Search:
         from optuna.trial import TrialState
 
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        done = len(self.study.trials) - len(waiting)
-        self.left = TimeLeft(float((self.what.most - done) * len(self.what.seeds)))
         self._batch([trial.number for trial in waiting])
         while len(self.study.trials) < self.what.most:
             room = self.what.most - len(self.study.trials)
@@ -406,7 +365,7 @@ class _Search:
         if self.what.search == "grid":
             tried = [trial.params for trial in trials]
             self.study.enqueue_trial(_next_of_grid(self.what, tried))
-        return self.study.ask(_distributions(self.what.space)).number
+        return self.study.ask(self.what.space).number
 
     def _batch(self, numbers: Sequence[int]) -> None:
         """Run some trials; what cannot be trained has failed."""
@@ -443,7 +402,7 @@ class _Search:
             for place, run in enumerate(self._asked(changes)):
                 # the pruner looks at the first seed
                 watch = _Watch(self.what, number, _Pruned) if place == 0 else None
-                found = self._spend(run, watch)
+                found = run._replace(judged=watch).spend(self.stop, quiet=self.quiet)
                 check_judged(found, self.base, run.folder)
                 runs.append(_short(found))
         except _Pruned as error:
@@ -459,25 +418,9 @@ class _Search:
             own = (*what.overrides, *changes, f"seed={seed}")
             place = what.folder(changes, seed)
             check_same_run(place, what.load(changes, f"seed={seed}"), what.budgets)
-            config = what.given or what.config
-            asked = Asked(config, own, what.plugins, what.budgets, place, what.config)
-            runs.append(asked._replace(track=what.track))
+            config, label = what.given or what.config, what.config
+            runs.append(Asked(config, own, what.plugins, what.budgets, place, label, what.track))
         return runs
-
-    def _spend(self, run: Asked, watch: _Watch | None = None) -> Result:
-        """Run a run that is not there yet -> what it found."""
-        new = not (run.folder / RESULT).exists()
-        if new and self.stop.asked:
-            raise Interrupted("stopped between two runs; the same command goes on")
-        if new:
-            self.left.start(1.0)
-        config = load_config(run.config, list(run.overrides), run.plugins)
-        options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
-        options |= {"judged": watch, "track": run.track}
-        found = spend(config, run.folder, run.budgets, stop=self.stop, **options)
-        if new:
-            self.left.finish()
-        return found
 
     def _end(self, number: int, runs: list[Result], why: str, *, pruned: bool = False) -> None:
         """Tell the study how a trial ended."""

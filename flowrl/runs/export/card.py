@@ -37,12 +37,12 @@ from flowrl.runs.folder import (
     GRID,
     SUMMARY,
     Evaluation,
-    Score,
     read_evals,
     read_object,
     read_rows,
 )
 from flowrl.runs.gain import base_is_best, gain_of
+from flowrl.runs.report.page import UNKNOWN, score_cell
 
 CARD = "README.md"
 VERSIONS = ("flowrl", "python", "torch", "diffusers", "transformers", "peft")
@@ -285,9 +285,10 @@ def _verdict(run: Path, iteration: int) -> list[str]:
 def _result_rows(run: Path, before: Evaluation, after: Evaluation) -> Table:
     """One row per task, one for all, one per reward."""
     rows = []
+    sides = (before, after)
     for task in dict.fromkeys([*before.tasks, *after.tasks]):
-        rows.append([plain(task), _score(before.tasks.get(task)), _score(after.tasks.get(task))])
-    rows.append([f"**all ({plain(after.name)})**", _score(before.total), _score(after.total)])
+        rows.append([plain(task), *(score_cell(one.tasks.get(task, UNKNOWN)) for one in sides)])
+    rows.append([f"**all ({plain(after.name)})**", *(score_cell(one.total) for one in sides)])
     first, last = (_means(run, row.iteration) for row in (before, after))
     for name in last:
         rows.append([f"reward {_code(name)}", _number(first.get(name)), _number(last[name])])
@@ -298,15 +299,6 @@ def _means(run: Path, iteration: int) -> dict[str, float]:
     """Return the mean of each reward in the evaluation of an iteration."""
     found = next(row for row in read_rows(run, EVALS) if row["iteration"] == iteration)
     return dict(found.get("rewards", {}))
-
-
-def _score(score: Score | None) -> str:
-    if score is None or not math.isfinite(score.mean):
-        return "-"
-    known = math.isfinite(score.low) and math.isfinite(score.high)
-    return _number(score.mean) + (
-        f" [{fixed_digits(score.low)}, {fixed_digits(score.high)}]" if known else ""
-    )
 
 
 def _number(value: float | None) -> str:

@@ -5,50 +5,38 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.handed import PYTHON
 from flowrl.config.load import Config
-from flowrl.core.devices import DTYPES, check_wide, kinds_of, named_device
+from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
-from flowrl.core.files import read_json, replacing
+from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
-from flowrl.models.files.lora_names import Layer
+from flowrl.models.files.lora_names import Layer, Place, find_place
 from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
-from flowrl.models.files.weights import weight_files
-from flowrl.models.options import modelspec_of
-from flowrl.models.tuning import pick_dtype
+from flowrl.models.options import (
+    modelspec_of,
+)
+from flowrl.models.tuning import (
+    pick_dtype,
+)
 from flowrl.runs.export.card import base_name, write_card
-from flowrl.runs.export.kohya import kohya_weights
+from flowrl.runs.export.merge import INDEX, NETWORKS, SECOND, Change, save_sorted, write_pipeline
 from flowrl.runs.export.usage import CardFacts, low_noise
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open_run import OpenedRun, Which, load_run, run_of
 
-NETWORKS = ("transformer", "unet")  # the part of a pipeline that is trained
-SECOND = "transformer_2"  # and another expert
 ADAPTER = "default"  # the name that peft gives the adapter
-
-
-INDEX = "model_index.json"
-# beside the weights: variants such as model.fp16.safetensors stay behind where there are others
-_COPIED = re.compile(r"[\w-]+\.(json|txt|model|jinja)")
-_SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.(\w+\.)?json")
-
-Change = Callable[[Tensor], Tensor]
-"""``change(stored) -> new``, of a tensor's shape, in float32."""
 
 
 @runtime_checkable
@@ -258,24 +246,6 @@ def write_peft(trained: TrainedPart, folder: Path) -> None:
     save_sorted(tensors, folder / PEFT_FILE, metadata={"format": "pt", **modelspec(trained)})
 
 
-def save_sorted(
-    tensors: Mapping[str, Tensor], file: Path, *, metadata: Mapping[str, str] | None
-) -> None:
-    """Write a safetensors file whose metadata is in the order of its keys, so that two files of the
-    same content are the same bytes; the library takes any order."""
-    save_file(dict(tensors), file, metadata=dict(metadata) if metadata else None)
-    with file.open("r+b") as stored:
-        length = int.from_bytes(stored.read(8), "little")
-        header = json.loads(stored.read(length))
-        if "__metadata__" not in header:
-            return
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= length:
-            stored.seek(8)
-            stored.write(text.ljust(length))
-
-
 def _add_modelspec(file: Path, spec: Mapping[str, str]) -> None:
     """Write a small file again with more metadata."""
     with safe_open(file, framework="pt") as stored:
@@ -299,6 +269,65 @@ def write_kohya(trained: TrainedPart, folder: Path) -> None:
         name = _kohya_file(trained) if part is trained else low_noise(_kohya_file(trained))
         about = {"format": "pt", **modelspec(part, code="sd-scripts")}
         save_sorted(_cast(tensors, trained.dtype), folder / name, metadata=about)
+
+
+def kohya_weights(
+    layers: Mapping[str, Layer],
+    *,
+    network: str,
+    config: Mapping[str, Any],
+    scale: float,
+    rows: Callable[[str], int],
+) -> dict[str, Tensor]:
+    """Return the tensors of a kohya file for the adapters of a diffusers ``network`` (its class)
+    with that ``config``: the layout of sd-scripts and musubi-tuner, which ComfyUI reads too.
+
+    A key is ``lora_unet_`` and the layer's name in the model's own code
+    (`flowrl.models.files.lora_names`), dots written as ``_``, then ``lora_down.weight`` [r, in],
+    ``lora_up.weight`` [out, r] and ``alpha``; the weight moves by ``alpha / r * up @ down``.
+
+    ``scale`` is alpha / r of every layer; ``rows`` gives the outputs of a layer that has no
+    adapter, where one beside it is held together with it. Layers that are held as one become one
+    adapter of the sum of their ranks, exactly. Raise ModelError for a network or a layer without
+    known names.
+    """
+    places: dict[str, Place] = {}
+    for name in layers:
+        place = find_place(name, network, config)
+        places[place.key] = place
+    found: dict[str, Tensor] = {}
+    for place in places.values():
+        down, up = fuse([layers[name] if name in layers else rows(name) for name in place.parts])
+        if place.swapped:
+            up = torch.cat(up.chunk(2)[::-1])
+        key = "lora_unet_" + place.key.replace(".", "_")
+        found[f"{key}.lora_down.weight"] = down.contiguous()
+        found[f"{key}.lora_up.weight"] = up.contiguous()
+        found[f"{key}.alpha"] = torch.tensor(scale * len(down))
+    return found
+
+
+def fuse(parts: Sequence[Layer | int]) -> Layer:
+    """Make one adapter of the adapters of layers whose rows are stacked; a number is the rows of
+    one without adapter.
+
+    down is all of theirs [sum r, in], up [sum out, sum r] has theirs on its diagonal and zeros
+    elsewhere, so that ``up @ down`` is the stack of their products.
+    """
+    layers = [part for part in parts if isinstance(part, Layer)]
+    down = torch.cat([layer.down for layer in layers])
+    up = down.new_zeros(
+        sum(part if isinstance(part, int) else len(part.up) for part in parts), len(down)
+    )
+    row = column = 0
+    for part in parts:
+        if isinstance(part, int):
+            row += part
+            continue
+        outputs, rank = part.up.shape
+        up[row : row + outputs, column : column + rank] = part.up
+        row, column = row + outputs, column + rank
+    return Layer(down, up)
 
 
 def _rows(trained: TrainedPart, layer: str) -> int:
@@ -451,111 +480,3 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str,
 def _kohya_file(trained: TrainedPart) -> str:
     ending = "-high-noise" if trained.second is not None else ""
     return f"{trained.name}-kohya{ending}.safetensors"
-
-
-def write_pipeline(
-    base: Path,
-    out: Path,
-    *,
-    changes: dict[str, dict[str, Change]],
-    dtype: torch.dtype | None = None,
-    about: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-) -> None:
-    """Write the pipeline of the folder ``base`` into ``out`` with ``changes`` of tensors, by the
-    name of the part and their own; ``about`` is metadata of changed files by part.
-
-    All tensors are stored in ``dtype``; with None the changed ones in float32 and the others as
-    they are, so that no number is rounded. A part whose folder is missing becomes null in the
-    index. Licence files come along. Raise ModelError if a tensor to change is not there, or stored
-    in whole numbers, or if a part's name is no name of a folder.
-    """
-    # part by part; a name that leads elsewhere would be read, and written, there
-    index = read_json(base / INDEX, dict[str, Any], error=ModelError)
-    strange = [name for name in index if not re.fullmatch(r"\w+", name)]
-    if strange:
-        raise ModelError(
-            f"{base / INDEX}: expected names of letters, digits and _, got {strange[0]!r}"
-        )
-    missing = {(part, name) for part, tensors in changes.items() for name in tensors}
-    total = len(missing)
-    for name, entry in index.items():
-        if not isinstance(entry, list) or entry[:1] in ([], [None]):
-            continue
-        if not (base / name).is_dir():
-            index[name] = [None, None]
-            continue
-        some, told = changes.get(name, {}), about.get(name, {})
-        done = _write_part(base / name, out / name, some, dtype, told)
-        missing -= {(name, tensor) for tensor in done}
-    # all of what was trained has to be in them
-    if missing:
-        part, name = min(missing)
-        raise ModelError(
-            f"{base / part}: {len(missing)} of {total} trained tensors are not in its "
-            f"files, such as {name}: this is another model than the one that was trained"
-        )
-    # what holds them together
-    (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    for file in base.glob("LICENSE*"):
-        shutil.copyfile(file, out / file.name)
-
-
-def _write_part(
-    source: Path,
-    out: Path,
-    changes: dict[str, Change],
-    dtype: torch.dtype | None,
-    about: Mapping[str, str],
-) -> set[str]:
-    """Write one part's folder -> the names of the tensors that were changed. Of a part with a
-    variant alone, the files get the names of one without."""
-    out.mkdir()
-    found: set[str] = set()
-    weighty = any(source.glob("*.safetensors"))
-    files, variant = weight_files(source) if weighty else ([], None)
-    middle = f".{variant}" if variant else ""
-    for file in sorted(source.iterdir()):
-        target = out / file.name.replace(middle, "", 1)
-        if file in files and (changes or dtype is not None):
-            found |= _write_tensors(file, target, changes, dtype, about)
-        elif file in files or _COPIED.fullmatch(file.name):
-            shutil.copyfile(file, target)
-        elif len(files) > 1 and _SHARDS.fullmatch(file.name) and middle in file.name:
-            target.write_text(file.read_text(encoding="utf-8").replace(middle, ""))
-    for shards in out.glob("*.safetensors.index.json"):
-        _set_size(shards, out.glob("*.safetensors"))
-    return found
-
-
-def _write_tensors(
-    file: Path,
-    out: Path,
-    changes: dict[str, Change],
-    dtype: torch.dtype | None,
-    more: Mapping[str, str],
-) -> set[str]:
-    # one file at a time, so that memory holds a shard and not the network
-    tensors: dict[str, Tensor] = {}
-    with safe_open(file, framework="pt") as stored:
-        about = {**(stored.metadata() or {"format": "pt"}), **more}
-        for name in stored.keys():  # noqa: SIM118 - this is no dict
-            value = stored.get_tensor(name)
-            if name in changes:
-                check_wide(kinds_of({name: value}), file)  # packed numbers cannot take an addition
-                value = changes[name](value)
-            tensors[name] = (
-                value.to(dtype) if dtype is not None and value.is_floating_point() else value
-            )
-    save_sorted(tensors, out, metadata=about)
-    return changes.keys() & tensors.keys()
-
-
-def _set_size(index: Path, files: Iterable[Path]) -> None:
-    """Correct the number of bytes that the index of a network in several files tells."""
-    shards = read_json(index, dict[str, Any], error=ModelError)
-    total = 0
-    for file in files:
-        with safe_open(file, framework="pt") as stored:
-            total += sum(stored.get_tensor(name).nbytes for name in stored.keys())  # noqa: SIM118
-    shards.setdefault("metadata", {})["total_size"] = total
-    index.write_text(json.dumps(shards, indent=2) + "\n", encoding="utf-8")

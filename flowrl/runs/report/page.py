@@ -14,12 +14,9 @@ from typing import Any
 import jinja2
 
 from flowrl.config.load import differences, flat
-from flowrl.config.overrides import parse_yaml
-from flowrl.core.errors import ConfigError, DataError, FlowRLError, RunError
-from flowrl.core.files import read_text
+from flowrl.core.errors import DataError, FlowRLError, RunError
 from flowrl.core.tables import fixed_digits, text_table
 from flowrl.runs.folder import (
-    CONFIG,
     DOCTOR,
     ENVIRONMENT,
     EVALS,
@@ -36,6 +33,7 @@ from flowrl.runs.folder import (
     read_metrics,
     read_object,
     read_rows,
+    read_settings,
 )
 from flowrl.runs.gain import base_is_best, run_gain
 from flowrl.runs.report.columns import by_step, panels
@@ -129,7 +127,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
     folder, metrics = Path(run), read_metrics(run)
     summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
     both = "before" in summary and "after" in summary
-    config = _config(folder)
+    config, machine = flat(read_settings(run)), read_object(run, ENVIRONMENT)
     # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
@@ -143,7 +141,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
         "by_step": by_step(metrics),
         "histograms": evenly(read_rows(run, HISTOGRAMS), 60),
         "config": {key: _text(value) for key, value in config.items()},
-        "environment": {key: _text(value) for key, value in _environment(folder).items()},
+        "environment": {key: _text(value) for key, value in machine.items()},
         "noise": str(config.get("samples.seed", "")),
     }
 
@@ -201,21 +199,6 @@ def _value(value: str | int | float) -> str:
     return format(value, ",.0f" if abs(value) >= 1000 else ".4g")
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Read the resolved config by dotted key; {} where there is none."""
-    path = folder / CONFIG
-    try:
-        # as a config is read that is trained: without aliases, which can grow without bounds
-        found = parse_yaml(read_text(path), str(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path}: expected a mapping, got {type(found).__name__}")
-    return flat(found)
-
-
 def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what the doctor found before the run, and where its config was another one."""
     # most runs were never shown to the doctor
@@ -245,10 +228,6 @@ def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         "tables": tables,
         "other": other if config else [],
     }
-
-
-def _environment(folder: Path) -> dict[str, Any]:
-    return read_object(folder, ENVIRONMENT)
 
 
 def _text(value: Any) -> str:
@@ -314,10 +293,11 @@ def _table_row(name: str, before: Score, after: Score) -> list[str]:
     change = after.mean - before.mean
     moved = fixed_digits(change, sign=True) if math.isfinite(change) else DASH
     counts = [DASH if side.images is None else str(side.images) for side in (before, after)]
-    return [name, _cell(before), _cell(after), moved, " / ".join(dict.fromkeys(counts))]
+    return [name, score_cell(before), score_cell(after), moved, " / ".join(dict.fromkeys(counts))]
 
 
-def _cell(score: Score) -> str:
+def score_cell(score: Score) -> str:
+    """Write a score with its interval, "-" for one that is not known."""
     if not math.isfinite(score.mean):
         return DASH
     known = math.isfinite(score.low) and math.isfinite(score.high)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import RunError
 from flowrl.evaluation.image_strips import read_strip
 from flowrl.runs.folder import PROMPTS, SAMPLES, SOURCES, RunPath, read_prompts, read_verdicts
 
@@ -24,33 +24,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIXELS = 256  # of an image's longer side, at most
-MOST = 24  # checkpoints on a page
+MOST, COLUMNS = 24, 8  # checkpoints on a page, and of a grid
 BUDGET = 6_000_000  # bytes of all images of a page
 QUALITIES = (90, 75, 55, 35)
 Item = TypeVar("Item")
 
 
-def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
+def run_grid(run: RunPath) -> Image.Image:
     """Draw the samples of a run: its fixed prompts down, evenly spaced checkpoints across, first
     and last included; in green and red frames where a checker judged. What they were made from
     comes first, where they start from images: all sources of a prompt, side by side.
 
-    Raises RunError if the folder holds no samples or a damaged one, DataError if `max_columns` is
-    below 2.
+    Raises RunError if the folder holds no samples or a damaged one.
     """
     from flowrl.evaluation.image_grids import labelled_grid, load_strip  # by torch
 
-    if max_columns < 2:
-        raise DataError(
-            f"expected max_columns >= 2, for the first and the last checkpoint, got {max_columns}"
-        )
     files = sample_files(run)
     if not files:
         raise RunError(
             f"{Path(run) / SAMPLES} holds no samples: expected 000000.png, 000020.png ... as a "
             "training run writes them"
         )
-    order = evenly(sorted(files), max_columns)
+    order = evenly(sorted(files), COLUMNS)
     # a column of images for each
     prompts, shape = read_prompts(run)
     columns, right, judged = {}, {}, read_verdicts(run)
@@ -148,13 +143,13 @@ def sample_as_png(run: RunPath, iteration: int, place: int) -> bytes:
     return _png(image[place])
 
 
-def thumbnail(run: RunPath, iteration: int, side: int = 96) -> bytes:
+def thumbnail(run: RunPath, iteration: int) -> bytes:
     """Return the first sample of an iteration as WebP, small. Raises RunError where there is
     none."""
     image = strip_of(run, iteration)[0]
     # of a film its first frame
     image = image.crop((0, 0, min(image.width, 2 * image.height), image.height))
-    return _webp(image, side, QUALITIES[1])
+    return _webp(image, 96, QUALITIES[1])
 
 
 def source_as_png(run: RunPath, place: int, which: int) -> bytes:

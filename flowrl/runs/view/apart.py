@@ -87,9 +87,7 @@ def _verdict(run: str) -> list[str]:
 def _strengths(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:
     from flowrl.evaluation.statistics import bradley_terry  # by scipy
 
-    every = []
-    for one, two, label in results:
-        every.append((one, two, label))
+    every = [(one, two, label) for one, two, label in results]  # JSON has no tuples
     return [_plain(found) for found in bradley_terry(every, names)]
 
 

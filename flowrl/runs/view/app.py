@@ -38,8 +38,7 @@ from flowrl.runs.report.samples import (
     thumbnail,
 )
 from flowrl.runs.view.apart import Verdicts
-from flowrl.runs.view.ballots import Booth, Side
-from flowrl.runs.view.links import PATH, Links, mark_of
+from flowrl.runs.view.ballots import PATH, Booth, Links, Side, mark_of
 from flowrl.runs.view.listing import Listing, find_runs, stamp, stamps
 
 PORT = 8322
@@ -124,6 +123,10 @@ class _Handlers:
 
         async def guarded(request: Request) -> Response:
             try:
+                # a page of another site, or of another program here, must not ask in a
+                # visitor's name
+                if from_another_page(request):
+                    raise Refused(403, "expected to be asked by this server's own pages")
                 response = admit(request) or await handler(request)
             except Refused as error:
                 response = json_response({"error": str(error)}, error.status)
@@ -139,9 +142,6 @@ class _Handlers:
         from elsewhere could use. A token in the address becomes a cookie: then a redirection."""
         from starlette.responses import RedirectResponse
 
-        # a page of another site, or of another program here, must not ask in a visitor's name
-        if from_another_page(request):
-            raise Refused(403, "expected to be asked by the pages of this server, not by others")
         # without a token: a foreign site may let its own name point here, but not localhost
         if not self.token:
             if not asked_here(request):
@@ -163,8 +163,6 @@ class _Handlers:
     def _invited(self, request: Request) -> Response | None:
         """Raise Refused for who has no link. Its token is proof enough under any name of this
         machine, so that a link works through a tunnel, where the rest does not."""
-        if from_another_page(request):
-            raise Refused(403, "expected to be asked by the pages of this server, not by others")
         if self.links.about(request.path_params["token"]) is None:
             raise Refused(404, "this link opens nothing: it was taken back, or is not whole")
         return None
@@ -187,41 +185,33 @@ class _Handlers:
 
     async def file(self, request: Request) -> Response:
         """Answer with a script or the style of the pages."""
-        from starlette.responses import Response
-
         name = request.path_params["name"]
         if name not in FILES:
             raise Refused(404, "there is no such file")
         kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return Response(source(name), media_type=kind)
+        return _plain(source(name).encode(), kind)
 
     async def no_icon(self, request: Request) -> Response:
         """Answer that there is no icon, which browsers ask for unasked."""
-        from starlette.responses import Response
-
-        return Response(status_code=204)
+        return _plain(status=204)
 
     async def runs(self, request: Request) -> Response:
         """List the runs, unless the list is as the asker knows it."""
-        from starlette.responses import Response
-
         lines = await asyncio.to_thread(self.listing.lines)
         answer = json_response(lines)
         tag = hashlib.blake2b(answer.body, digest_size=8).hexdigest()
         if request.query_params.get("known") == tag:
-            return Response(status_code=204)
+            return _plain(status=204)
         answer.headers["X-Known"] = tag
         return answer
 
     async def story(self, request: Request) -> Response:
         """Tell a run, unless it is as the asker knows it by its stamp."""
-        from starlette.responses import Response
-
         name = request.query_params.get("run", "")
         run = await self._run(name)
         now = stamp(await asyncio.to_thread(stamps, run))
         if request.query_params.get("known") == now:
-            return Response(status_code=204)
+            return _plain(status=204)
         told = await asyncio.to_thread(self._told, name, run)
         return json_response({**told, "stamp": now})
 
@@ -237,29 +227,23 @@ class _Handlers:
 
     async def image(self, request: Request) -> Response:
         """Answer with one sample as PNG."""
-        from starlette.responses import Response
-
         run = await self._run(request.query_params.get("run", ""))
         iteration = _whole(request, "iteration")
         png = await asyncio.to_thread(sample_as_png, run, iteration, _whole(request, "place"))
-        return Response(png, media_type="image/png")
+        return _plain(png, "image/png")
 
     async def thumbnail(self, request: Request) -> Response:
         """Answer with a small picture of a run's first sample."""
-        from starlette.responses import Response
-
         run = await self._run(request.query_params.get("run", ""))
         small = await asyncio.to_thread(thumbnail, run, _whole(request, "iteration"))
-        return Response(small, media_type="image/webp")
+        return _plain(small, "image/webp")
 
     async def start(self, request: Request) -> Response:
         """Answer with one of the images that a sample starts from as PNG."""
-        from starlette.responses import Response
-
         run = await self._run(request.query_params.get("run", ""))
         place, which = _whole(request, "place"), _whole(request, "which")
         png = await asyncio.to_thread(source_as_png, run, place, which)
-        return Response(png, media_type="image/png")
+        return _plain(png, "image/png")
 
     async def ballot(self, request: Request) -> Response:
         """Hand out a ballot on two checkpoints, or one that a run waits for. It is kept for the
@@ -289,8 +273,6 @@ class _Handlers:
 
     async def side(self, request: Request) -> Response:
         """Answer with one image of a ballot, or with what both start from."""
-        from starlette.responses import Response
-
         given = request.query_params
         path = self.booth.image(given.get("ballot", ""), given.get("side", ""))
         if path is None:
@@ -299,7 +281,7 @@ class _Handlers:
             data = await asyncio.to_thread(path.read_bytes)
         except OSError as error:
             raise Refused(410, "this image is no longer there; take another ballot") from error
-        return Response(data, media_type="image/png")
+        return _plain(data, "image/png")
 
     async def vote(self, request: Request) -> Response:
         """Keep a vote."""
@@ -321,6 +303,13 @@ class _Handlers:
         if name not in runs:
             raise Refused(404, "there is no such run")
         return runs[name]
+
+
+def _plain(body: bytes = b"", kind: str | None = None, status: int = 200) -> Response:
+    """Return an answer that is no JSON."""
+    from starlette.responses import Response
+
+    return Response(body, status, media_type=kind)
 
 
 async def _body(

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.overrides import parse_yaml
 from flowrl.core.errors import RunError
-from flowrl.core.files import read_text
 from flowrl.runs.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -31,6 +29,7 @@ from flowrl.runs.folder import (
     read_evals,
     read_object,
     read_rows,
+    read_settings,
 )
 
 DEEP, MOST = 4, 500  # folders below the given one; runs
@@ -140,7 +139,7 @@ class _Watched:
 def _told(run: Path) -> dict[str, Any]:
     """Read a run -> the parts of its line. Raises FlowRLError for what is damaged."""
     read_object(run, SUMMARY)
-    wanted, evals = _iterations(run / CONFIG), read_evals(run)
+    wanted, evals = _iterations(run), read_evals(run)
     found: dict[str, Any] = {"wanted": wanted, "sample": newest_sample(run)}
     for row in last_rows(run, METRICS, 1):
         found["iterations"] = row["iteration"] + 1
@@ -205,14 +204,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _iterations(path: Path) -> int | None:
-    """Return how many iterations a run is to take, where its config says so. Raises FlowRLError."""
-    try:
-        config = parse_yaml(read_text(path), str(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
-    train = config.get("train") if isinstance(config, dict) else None
+def _iterations(run: Path) -> int | None:
+    """Return how many iterations a run is to take, where its config says so. Raises RunError."""
+    train = read_settings(run).get("train")
     found = train.get("iterations") if isinstance(train, dict) else None
     return found if isinstance(found, int) and not isinstance(found, bool) else None

@@ -6,9 +6,9 @@
 Guidance and steps of the base model, and of the first run, are searched on the validation prompts.
 Then on the test prompts: the base, the base with its best guidance, the best of eight of its images
 by the reward, the runs, and the runs with their best guidance. Each has a mean over tasks, an
-interval over training seeds and prompts (`flowrl/evaluation/crossed_errors.py`), both per task, its
-cost per image, word order and diversity: how much images of the open prompts differ, and which
-share of that runs keep. All start from the same noise.
+interval over training seeds and scenes (`flowrl/evaluation/crossed_errors.py`), both per task, its
+cost per image, word order and diversity: how much images of `--open-prompts` differ where these
+leave places and colours open, and which share of that runs keep. All start from the same noise.
 
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 demonstration.json, the figure and the chart. Processor seconds are those of this machine.
@@ -25,15 +25,13 @@ from typing import Any
 import torch
 from demonstration_chart import curves, draw_chart
 from demonstration_figure import draw_figure
-from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
+from demonstration_measure import BEST_OF, Bench, Setting, crossed_shares, entry, gain, rates
 from variety import kept
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
-from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import packed
 
 LISTS = "assets/shapes"
 
@@ -65,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
     # what is compared: base model and runs, on two lists
     add("--base", default="assets/shapes-sd3", help="model folder")
     add("--runs", nargs="+", required=True, help="runs of one config, one per training seed")
-    add("--test", default=f"{LISTS}/test.jsonl")
+    add("--test", default=f"{LISTS}/final.jsonl")
+    add("--open-prompts", default=f"{LISTS}/test.jsonl", help="those that leave colours open")
     add("--validation", default=f"{LISTS}/validation.jsonl")
     add("--steps", type=int, default=10, help="of base and runs without guidance")
     # what is searched on validation prompts before the test list is touched
@@ -73,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--run-guidances", type=float, nargs="+", default=[1.0, 1.5, 2.5], help="after training")
     add("--step-counts", type=int, nargs="+", default=[10, 20, 40])
     # sizes and seeds
-    add("--per-task", type=int, default=144, help="test images of each task, at least")
+    add("--per-task", type=int, default=100, help="test images of each task, at least")
     add("--open-images", type=int, default=128, help="of each prompt that leaves colours open")
     add("--search-per-task", type=int, default=96, help="validation images of each task")
     add("--seed", type=int, default=260_027, help="of the test noise")
@@ -114,6 +113,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
                 per_task=args.per_task,
                 seed=args.seed,
                 reward=args.reward,
+                open_prompts=args.open_prompts,
                 open_images=args.open_images,
                 **options,
             )
@@ -127,8 +127,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         result[name]["outcomes"] = [packed(one["outcomes"]) for one in some]
     for name in ("base", "base_best_guidance", f"base_best_of_{BEST_OF}"):
         for run in ("rl", "rl_best_guidance"):
-            gains = rates(found[run]) - rates(found[name])
-            result[f"{run}_minus_{name}"] = crossed(gains, found[run][0]["tags"])
+            result[f"{run}_minus_{name}"] = gain(found[run], found[name])
     alike, result["diversity_kept"] = found["base"][0]["diversity"], {}
     for name, some in found.items():
         result["diversity_kept"][name] = kept([one["diversity"] for one in some], alike)
@@ -140,15 +139,15 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def combinations(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the share of right images of each task, apart for prompts whose combination of shapes,
+    """Return the share of right images of each task, apart for scenes whose combination of shapes,
     colours or counts was trained on, and for those that were held out."""
-    records = load_prompts(found[0]["setting"]["prompts"]).records
-    rate, out = rates(found).mean(0), dict[str, dict[str, float]]()
+    measured, out = rates(found), dict[str, dict[str, float]]()
+    each = list(zip(measured.tags, measured.held_out, measured.values.mean(0), strict=True))
     for name, wanted in (("trained", False), ("held_out", True)):
         rows: dict[str, list[float]] = {}
-        for record, value in zip(records, rate.tolist(), strict=True):
-            if bool(record.get("held_out")) == wanted:
-                rows.setdefault(str(record["tag"]), []).append(value)
+        for task, held_out, value in each:
+            if held_out == wanted:
+                rows.setdefault(task, []).append(float(value))
         out[name] = {task: sum(some) / len(some) for task, some in rows.items()}
     return out
 
@@ -169,7 +168,7 @@ def search(
                 seed=args.search_seed,
             )
             found = bench.measure(f"search-{name}-g{guidance:g}-s{steps}", setting)
-            mean = crossed(rates([found]), found["tags"])["mean"]
+            mean = crossed_shares([found])["mean"]
             rows.append({"guidance": guidance, "steps": steps, "validation": mean})
     return rows
 

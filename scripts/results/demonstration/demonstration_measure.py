@@ -16,7 +16,7 @@ from torch import Tensor
 from variety import OPEN_NOISE, leaves_open, mean_spread, spread
 
 from flowrl.core.files import write_json
-from flowrl.core.prompts import load_prompts
+from flowrl.core.prompts import load_prompts, scenes_of
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.held_out import sampled_images
@@ -38,7 +38,8 @@ class Setting(NamedTuple):
     seed: int  # of the initial noise
     best_of: int = 1  # images that the reward chooses one of
     reward: str = "graded"  # which choice of the reward
-    open_images: int = 0  # images of each prompt that leaves colour and place open, for variety
+    open_prompts: str = ""  # a file: of its prompts that leave colour and place open, variety
+    open_images: int = 0  # of each of these
 
 
 class Bench:
@@ -125,22 +126,21 @@ def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
             order[task] = list(word_order(images, asked, task))
     calls = setting.steps * setting.best_of * (1 if setting.guidance == 1 else 2)
     return {
-        "tags": [record["tag"] for record in records],
         "outcomes": hits,
         "images": made,
         "network_calls": calls,
         "processor_seconds": seconds / made,
         "word_order": order,
-        "diversity": _variety(model, records, setting),
+        "diversity": _variety(model, setting),
     }
 
 
-def _variety(model: FlowModel, records: Sequence[Record], setting: Setting) -> dict[str, float]:
+def _variety(model: FlowModel, setting: Setting) -> dict[str, float]:
     """Measure how much images of the open prompts differ, from noise of their own; {} where none is
     asked for."""
-    mine = [record for record in records if leaves_open(record)]
-    if not mine or not setting.open_images:
+    if not setting.open_prompts:
         return {}
+    mine = [one for one in load_prompts(setting.open_prompts).records if leaves_open(one)]
     count = setting.open_images * setting.best_of
     parts: list[list[Tensor]] = [[] for _ in mine]
     for some, pixels in images_of(model, mine, setting, count, OPEN_NOISE):
@@ -159,19 +159,37 @@ def _best(images: Tensor, records: Sequence[Record], setting: Setting) -> list[i
     return (first + reward.argmax(1)).tolist()
 
 
-def rates(found: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Return the share of right images per seed and prompt of measurements, [S, P]."""
-    return np.array([_shares(one["outcomes"]) for one in found])
+class Rates(NamedTuple):
+    """Shares of right images, and which scenes they are of."""
+
+    values: np.ndarray  # [seeds, scenes]
+    tags: list[str]  # [scenes]
+    held_out: list[bool]  # [scenes]: its combination was left out of training
 
 
-def _shares(outcomes: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(some) / len(some) for some in outcomes]
+def rates(found: Sequence[Mapping[str, Any]]) -> Rates:
+    """Return the share of right images per seed and scene of measurements: the wordings and rows of
+    a scene are right together too often to count as independent."""
+    prompts = load_prompts(found[0]["setting"]["prompts"])
+    tags = [str(record["tag"]) for record in prompts.records]
+    rows: dict[Any, list[int]] = {}
+    for i, key in enumerate(zip(tags, scenes_of(prompts), strict=True)):
+        rows.setdefault(key, []).append(i)
+    shares = np.array([list(map(np.mean, one["outcomes"])) for one in found])
+    values = np.stack([shares[:, some].mean(1) for some in rows.values()], 1)
+    held_out = [bool(prompts.records[some[0]].get("held_out")) for some in rows.values()]
+    return Rates(values, [tag for tag, _ in rows], held_out)
+
+
+def gain(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return by how much measurements of one setting are above those of another, as `crossed`."""
+    return crossed(rates(one).values - rates(other).values, rates(one).tags)
 
 
 def crossed_shares(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return mean, interval and tasks of measurements of one setting, one per training seed, as
     `crossed` does; what an interval has below 0 or above 1 is cut off."""
-    whole = crossed(rates(found), found[0]["tags"])
+    whole = crossed(*rates(found)[:2])
     for one in (whole, *whole["tasks"].values()):
         one["interval"] = [b if b is None else min(1.0, max(0.0, b)) for b in one["interval"]]
     return whole
@@ -182,11 +200,11 @@ def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
     first = found[0]
     # how often two objects stood as asked, the opposite way, or neither, over the seeds
     named = {}
-    for task in ORDER_TASKS:
+    for task in first["word_order"]:
         orders = np.sum([one["word_order"][task] for one in found], 0)
         named[task] = dict(zip(ORDERS, map(int, orders), strict=True))
     return {
-        # outcomes are crossed, seeds x prompts, so the interval has both kinds of chance
+        # outcomes are crossed, seeds x scenes, so the interval has both kinds of chance
         **crossed_shares(found),
         "seeds": len(found),
         "images": sum(one["images"] for one in found),

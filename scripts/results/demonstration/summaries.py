@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from demonstration import combinations
-from demonstration_measure import crossed_shares, rates
+from demonstration_measure import crossed_shares, gain
 from variety import OPEN, kept
 
 from flowrl.core.files import write_json
-from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.records import unpacked
+from flowrl.runs.compare.summary import unpacked
 
 FILE = Path("assets/results/demonstration.json")
 GAIN = "_minus_"
@@ -28,13 +26,8 @@ GAIN = "_minus_"
 
 def measured(entry: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the measurements of a setting, one per training seed, as the bench keeps them."""
-    tags = [str(record["tag"]) for record in load_prompts(entry["prompts"]).records]
-    found = []
-    for text in entry["outcomes"]:
-        outcomes = unpacked(text)
-        setting = {"prompts": entry["prompts"]}
-        found.append({"tags": tags, "outcomes": outcomes, "setting": setting})
-    return found
+    setting = {"prompts": entry["prompts"]}
+    return [{"outcomes": unpacked(text), "setting": setting} for text in entry["outcomes"]]
 
 
 def settings_again(result: dict[str, Any]) -> dict[str, Any]:
@@ -46,12 +39,11 @@ def settings_again(result: dict[str, Any]) -> dict[str, Any]:
     for name, found in runs.items():
         images = sum(len(some) for one in found for some in one["outcomes"])
         again[name] |= {**crossed_shares(found), "images": images}
-    # gains, prompt by prompt
+    # gains, scene by scene
     for name in [name for name in result if GAIN in name]:
         one, _, other = name.partition(GAIN)
         if one in runs and other in runs:
-            gains = rates(runs[one]) - rates(runs[other])
-            again[name] = crossed(gains, runs[one][0]["tags"])
+            again[name] = gain(runs[one], runs[other])
     return again
 
 

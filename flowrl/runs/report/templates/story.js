@@ -129,13 +129,9 @@ function settings(stories) {
   if (stories.length > 1) {
     parts.push(config.differs.length ? tableOf([config.head, ...config.differs]) : el("p", {}, "The configs are the same."));
   }
-  if (config.rows.length) {
-    parts.push(el("details", {}, el("summary", {}, `Resolved configuration (${config.rows.length} keys)`),
-      tableOf([config.head, ...config.rows], { mark: (row, i) => (i && new Set(row.slice(1)).size > 1 ? "differs" : "") })));
-  }
-  if (place.rows.length) {
-    parts.push(el("details", {}, el("summary", {}, "Environment"),
-      tableOf([place.head, ...place.rows], { mark: (row, i) => (i && new Set(row.slice(1)).size > 1 ? "differs" : "") })));
+  const mark = (row, i) => (i && new Set(row.slice(1)).size > 1 ? "differs" : "");
+  for (const [name, found] of [[`Resolved configuration (${config.rows.length} keys)`, config], ["Environment", place]]) {
+    if (found.rows.length) parts.push(el("details", {}, el("summary", {}, name), tableOf([found.head, ...found.rows], { mark })));
   }
   return section(stories.length > 1 ? "What differs, and the rest" : "Configuration and environment", "config", parts);
 }

@@ -1,1 +1,0 @@
-"""What is watched while a run trains: findings, and what is done about them."""

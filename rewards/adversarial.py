@@ -3,27 +3,25 @@ generated images."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.errors import ConfigError
 from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch
 
 from ._backbones.dino import Backbone, FeatureCache, Features
-from ._common.learned import adam, hinge, make_head, pack, unpack
+from ._common.learned import Discriminator, hinge, make_head, told_apart
 from ._common.references import References
 from ._common.scorer import to_pil
 
 WHO = "rewards.adversarial"
 
 
-class adversarial:
+class adversarial(Discriminator):
     """Score images [L, 3, H, W] by a head H on frozen DINO features -> [L], unbounded, about [-1,
     1] in practice.
 
@@ -68,29 +66,23 @@ class adversarial:
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
-        # the arguments
-        _at_least_one(
-            {"patches": patches, "hidden": hidden, "d_steps": d_steps, "policy_every": policy_every}
-        )
+        for name, value in {"patches": patches, "hidden": hidden}.items():
+            if value < 1:
+                raise ConfigError(f"{WHO}: {name}: expected at least 1, got {value}")
         if not 0 <= cls_weight <= 1 or patch_loss < 0 or lr <= 0:
             raise ConfigError(
                 f"{WHO}: expected cls_weight in [0, 1], patch_loss >= 0, lr > 0; got {cls_weight}, "
                 f"{patch_loss}, {lr}"
             )
+        real = References(references, column=column, root=root, who=WHO)
+        super().__init__(WHO, real, d_steps=d_steps, policy_every=policy_every, seed=seed)
         self.places, self.cls_weight, self.patch_loss = patches, cls_weight, patch_loss
-        self.d_steps, self.policy_every = d_steps, policy_every
         self.normalize_training = normalize_training
-        self.seed, self.rounds = seed, 0
         # the frozen network, and the head that learns
-        self.references = References(references, column=column, root=root, who=WHO)
         self.backbone = Backbone(path, size=size, device=device, dtype=dtype, batch=batch, who=WHO)
         self.library = FeatureCache(self.backbone, megabytes=cache_mb, patches=True, who=WHO)
         self.head = make_head(self.backbone.width, hidden, seed).to(self.backbone.device)
-        self.optimizer = adam(self._params(), lr, (0.5, 0.999))
-
-    def check_record(self, record: dict[str, Any], where: str) -> None:
-        """Refuse a record whose references are missing, before the first image is made."""
-        self.references.check(record, where)
+        self.learn(self.head, lr)
 
     @torch.no_grad()
     def __call__(self, batch: RewardBatch) -> Tensor:
@@ -108,82 +100,30 @@ class adversarial:
         local = self.head(normalize(patches, dim=-1)).squeeze(-1).mean(-1)
         return self.cls_weight * image + (1 - self.cls_weight) * local
 
-    def trains_policy(self, iteration: int) -> bool:
-        """Say whether the policy is trained in this iteration, counted from 0."""
-        return (iteration + 1) % self.policy_every == 0
-
-    def update(self, batch: RewardBatch) -> dict[str, float]:
-        """Train the head on the iteration's images and as many references -> metrics; {} if the
-        policy has its turn.
-
-        Metrics, means over the steps: `loss`, `loss_cls`, `loss_patch`; `accuracy`, the mean of the
-        shares of references with a CLS logit above 0 and of images with one below; `real` and
-        `fake`, the mean CLS logits. Raises RunError if the loss is not finite.
-        """
-        # whose turn it is
-        turn = self.rounds
-        if self.policy_every > 1 and self.trains_policy(turn):
-            self.rounds += 1
-            return {}
-        if not len(batch.images) or len(batch.meta) != len(batch.images):
-            raise DataError(
-                f"{WHO}: expected images with one prompt record each, got {len(batch.images)} "
-                f"images and {len(batch.meta)} records"
-            )
-        # features of the images once, of other references for each step
+    def pairs(self, batch: RewardBatch, turn: int) -> Iterator[tuple[Features, Features]]:
+        """Yield features of references, drawn anew, and of the images at other places, for each
+        step."""
         count = len(batch.images)
         places = self._draw((count, self.d_steps * self.places), "fake", turn)
         fake = _take(self.backbone(to_pil(batch.images)), places)
-        rows: list[dict[str, float]] = []
         for step, patches in enumerate(fake.patches.split(self.places, dim=1)):
             files = self.references.draw(batch.meta, self.seed, "reference", turn, step)
             real = _take(self.library(files), self._draw((count, self.places), "real", turn, step))
-            rows.append(self._step(real, Features(fake.cls, patches)))
-        self.rounds += 1
-        means: dict[str, float] = {}
-        for name in rows[0]:
-            means[name] = sum(row[name] for row in rows) / len(rows)
-        return means
+            yield real, Features(fake.cls, patches)
 
-    def _draw(self, shape: tuple[int, ...], *keys: int | str) -> Tensor:
-        return torch.randint(self.backbone.patches, shape, generator=generator(self.seed, *keys))
-
-    @torch.enable_grad()
-    def _step(self, real: Features, fake: Features) -> dict[str, float]:
-        """Make one step of Adam on features of real and generated images."""
-        # the loss, on features of length 1 unless the code's way is asked for
+    def loss(self, real: Features, fake: Features) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss [], on features of length 1 unless the code's way is asked for, and
+        metrics: `loss_cls`, `loss_patch`, and how the CLS logits tell the two apart."""
         if self.normalize_training:
             real, fake = _of_length_one(real), _of_length_one(fake)
         real_cls, fake_cls = self.head(real.cls), self.head(fake.cls)
         loss_cls = hinge(real_cls, fake_cls)
         loss_patch = hinge(self.head(real.patches), self.head(fake.patches))
-        loss = loss_cls + self.patch_loss * loss_patch
-        if not math.isfinite(loss.item()):
-            raise RunError(
-                f"{WHO}: update {self.rounds + 1}: the head's loss is {loss.item()}; lower its lr, "
-                "and resume"
-            )
-        # the step
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        # figures
-        right = ((real_cls > 0).float().mean() + (fake_cls < 0).float().mean()) / 2
-        metrics = {"loss": loss, "loss_cls": loss_cls, "loss_patch": loss_patch, "accuracy": right}
-        metrics |= {"real": real_cls.mean(), "fake": fake_cls.mean()}
-        return {name: value.item() for name, value in metrics.items()}
+        parts = {"loss_cls": loss_cls, "loss_patch": loss_patch}
+        return loss_cls + self.patch_loss * loss_patch, parts | told_apart(real_cls, fake_cls)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the head, Adam's moments and the number of updates as flat tensors, copied."""
-        return pack(self._params(), self.optimizer, {"rounds": self.rounds})
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state, bit for bit. Raises CheckpointError if it is another head's."""
-        self.rounds = unpack(state, self._params(), self.optimizer, {"rounds": 0}, WHO)["rounds"]
-
-    def _params(self) -> dict[str, nn.Parameter]:
-        return dict(self.head.named_parameters())
+    def _draw(self, shape: tuple[int, ...], *keys: int | str) -> Tensor:
+        return torch.randint(self.backbone.patches, shape, generator=generator(self.seed, *keys))
 
 
 def _take(parts: Iterable[Features], places: Tensor) -> Features:
@@ -199,9 +139,3 @@ def _take(parts: Iterable[Features], places: Tensor) -> Features:
 
 def _of_length_one(features: Features) -> Features:
     return Features(normalize(features.cls, dim=-1), normalize(features.patches, dim=-1))
-
-
-def _at_least_one(counts: dict[str, int]) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{WHO}: {name}: expected at least 1, got {value}")

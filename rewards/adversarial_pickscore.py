@@ -12,11 +12,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
 
-from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import TransformersClip
-from ._common.learned import adam, pack, unpack
+from ._common.learned import adam, check_meta, pack, unpack
 from ._common.references import References, open_image
 from ._common.scorer import pick_device, pick_dtype, to_pil
 
@@ -112,11 +112,7 @@ class adversarial_pickscore:
         reference scores higher. `loss`: mean cross-entropy, nats. `trained`: 1 or 0. Raises
         RunError if the loss is not finite.
         """
-        if not len(batch.images) or len(batch.meta) != len(batch.images):
-            raise DataError(
-                f"{WHO}: expected images with one prompt record each, got {len(batch.images)} "
-                f"images and {len(batch.meta)} records"
-            )
+        check_meta(batch, WHO)
         # score references and images
         files = self.references.draw(batch.meta, self.seed, "reference", self.rounds)
         real, fake = [open_image(file, WHO) for file in files], to_pil(batch.images)

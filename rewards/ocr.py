@@ -12,8 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
-from flowrl.core.installation import install
+from flowrl.core.errors import ConfigError, DataError, RewardError, RunError, install
 from flowrl.core.types import RewardBatch
 
 from ._common.scorer import first_line, to_pil

@@ -33,16 +33,14 @@ def trained_nodes(rollout: Rollout, trains: Trains) -> Tensor:
     return roots if rollout.twin is None else roots[rollout.twin[roots] == roots]
 
 
-def decision_nodes(rollout: Rollout, *, skip_last: bool = True) -> Tensor:
+def decision_nodes(rollout: Rollout) -> Tensor:
     """List the nodes that were made by a draw -> [N] int64, in the order of the rollout.
 
-    skip_last leaves out draws of the last denoising step: their noise stays in the image, and
-    published code does not train them (Flow-GRPO: the first ``int(0.99 steps)``).
+    Draws of the last denoising step are left out: their noise stays in the image, and published
+    code does not train them (Flow-GRPO: the first ``int(0.99 steps)``).
     """
-    wanted = rollout.tree.std > 0
-    if skip_last:
-        wanted = wanted & (rollout.tree.step < len(rollout.sigmas) - 1)
-    return wanted.nonzero().flatten()
+    tree = rollout.tree
+    return ((tree.std > 0) & (tree.step < len(rollout.sigmas) - 1)).nonzero().flatten()
 
 
 def leaf_kinds(tree: Tree, leaf: Tensor) -> Tensor:

@@ -32,8 +32,7 @@ from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from flowrl.api.given import ModelLike, both_lists, is_pipeline, prompts_of, with_model
-from flowrl.config.calls import Call
-from flowrl.config.handed import PYTHON, as_handed, check_reward_name
+from flowrl.config.calls import PYTHON, Call, as_handed, check_reward_name
 from flowrl.config.load import ORDER, Config, judged_by, load_config
 from flowrl.config.overrides import override_texts, tuple_of_texts
 from flowrl.config.sections import SECTIONS

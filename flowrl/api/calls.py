@@ -22,7 +22,7 @@ from flowrl.api.arguments import (
 )
 from flowrl.api.given import GivenPipeline
 from flowrl.api.trained_run import TrainedRun
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON
 from flowrl.config.load import Config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.handed import PYTHON, as_handed
+from flowrl.config.calls import PYTHON, as_handed
 from flowrl.config.load import Config, load_config
 from flowrl.config.overrides import override_texts
 from flowrl.config.values import show

@@ -22,7 +22,7 @@ from flowrl.api.arguments import (
     named_functions,
 )
 from flowrl.api.given import ModelLike, with_model
-from flowrl.config.handed import PYTHON, as_handed
+from flowrl.config.calls import PYTHON, as_handed
 from flowrl.config.load import Config, folder_of, load_config
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, ModelError, RunError, unknown

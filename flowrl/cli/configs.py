@@ -167,7 +167,7 @@ def tiny(
     It needs no download, and the same seed gives the same weights. Its tokenizers know letters
     alone; images of 64 pixels and videos of 5 frames are enough for it.
     """
-    from flowrl.config.functions import functions_of
+    from flowrl.config.axes import functions_of
     from flowrl.models.tiny import save_tiny
 
     options.quiet_libraries()

@@ -12,6 +12,9 @@ Only keyword-only parameters of types that YAML can hold can be set: positional 
 like ``segment: Tensor | None``, are what the training loop hands over. Classes and models have no
 such arguments, so their positional parameters can be set too. A *mixing weight* is read by the
 training loop and never handed to the function: it is `Call.mix`, not in `Call.kwargs`.
+
+Objects that a program hands over are ``{fn: python}``: no YAML file can name them, so a run that is
+opened again without them says how to hand them over, where they are needed and not before.
 """
 
 from __future__ import annotations
@@ -21,25 +24,26 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Interval
 
-from flowrl.config.axes import Axis, axis_of, name_of
-from flowrl.config.functions import (
+from flowrl.config.axes import (
+    Axis,
     Functions,
+    axis_of,
     functions_of,
     modules_in,
+    name_of,
     named_file,
     of_your_own,
     taken_name,
 )
-from flowrl.config.mistakes import Collector
 from flowrl.config.overrides import Source
 from flowrl.config.section import arguments, settable
-from flowrl.config.values import MOST, convert, plain
+from flowrl.config.values import MOST, Collector, convert, plain
 from flowrl.core.errors import ConfigError, unknown
 
 AUTO = "auto"  # `fn` of a call whose function follows from its arguments
@@ -85,14 +89,11 @@ class Call:
         if given.get("transform") is not None and "transform" in reserved(key):
             with found.catch():
                 transform = bind_all(f"{key}.transform", given["transform"], source, plugins)
-        frames = ""
-        if given.get("frames") is not None and "frames" in reserved(key):
-            with found.catch():
-                frames = convert(given["frames"], FrameWay, f"{key}.frames", source.at)
-        offload = False
-        if given.get("offload") is not None and "offload" in reserved(key):
-            with found.catch():
-                offload = convert(given["offload"], bool, f"{key}.offload", source.at)
+        own: dict[str, Any] = {}
+        for name, kind in (("frames", FrameWay), ("offload", bool)):
+            if given.get(name) is not None and name in reserved(key):
+                with found.catch():
+                    own[name] = convert(given[name], kind, f"{key}.{name}", source.at)
         if axis.mix:
             with found.catch():
                 mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
@@ -101,7 +102,7 @@ class Call:
             kwargs = arguments(rest, known, key, path, source, besides)
         found.close()
         _check_positional(axis, path, function, kwargs, source.at(key))
-        return cls(key, given["fn"], path, kwargs, mix, transform, function, frames, offload)
+        return cls(key, given["fn"], path, kwargs, mix, transform, function, **own)
 
     def partial(self) -> functools.partial[Any]:
         """Return the function with its keyword arguments filled in."""
@@ -305,3 +306,133 @@ def _check_positional(
             f"{where}: {path} does not belong here: it is called with {axis.positional} positional "
             f"arguments, but is {path.rpartition('.')[2]}{inspect.signature(function)}"
         ) from error
+
+
+# ---------------------------------------------------------------- objects that a program hands over
+
+
+PYTHON = "python"  # `fn` of what a program handed over
+
+
+def check_reward_name(name: Any, where: str) -> None:
+    """Raise ConfigError for a name of a reward that metrics and files could not have."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise ConfigError(f"{where}: expected a name of letters, digits, - and _, got {name!r}")
+
+
+def as_handed(key: str, made: Any, old: Call | None = None) -> Call:
+    """Return the call of an object of the program; `old` is one of a reward whose weight and
+    transforms stay."""
+    call = old or Call(key, PYTHON, PYTHON, {})
+    return replace(call, fn=PYTHON, path=PYTHON, kwargs={}, function=made)
+
+
+def reward_call(
+    key: str,
+    raw: Any,
+    source: Source,
+    plugins: Sequence[str],
+    *,
+    needed: bool,
+    before: Mapping[str, Call],
+) -> Call:
+    """Bind the call of a reward as `Call.bind` does; one that cannot be bound is an error at once
+    only if it is `needed`.
+
+    One with ``fn: python`` has the function of the same name in `before`. Where there is none, it
+    is an error where it is made, whether it is needed or not: the program may hand it over before
+    that.
+    """
+    name = key.rpartition(".")[2]
+    old = before.get(name)
+    if isinstance(raw, dict) and raw.get("fn") == PYTHON:
+        why = ConfigError(
+            f"{source.at(key)}: this reward is a Python function of the program that trained the "
+            f"run. Hand it over again: flowrl.open(run, rewards={{{name!r}: function}}), and then "
+            "evaluate() or resume(). To evaluate from the command line, put it in a file: "
+            f"--plugin my_file --set {key}.fn=my_file.function"
+        )
+        steps = raw.get("transform")
+        call = _absent(key, raw, why, bind_all(f"{key}.transform", steps or [], source, plugins))
+        kept = old is not None and old.path == PYTHON
+        return replace(call, function=old.function) if kept and old else call
+    # one that nobody has changed is as good, or as absent, as before
+    if old is not None and old.to_dict() == raw:
+        return old
+    try:
+        return Call.bind(key, raw, source=source, plugins=plugins)
+    except ConfigError as error:
+        if needed:
+            raise
+        return _absent(key, raw, error, ())
+
+
+def model_call(raw: Any, source: Source, plugins: Sequence[str], before: Call | None) -> Call:
+    """Bind the call of a model.
+
+    One with ``fn: python``, and one whose ``path: python`` says that its weights are a pipeline in
+    memory, are made as `before` is; where there is none, it is an error where it is made.
+    """
+    why = ConfigError(
+        f"{source.at('model')}: this model is a Python object of the program that trained the run. "
+        "Hand it over again: flowrl.open(run, model=model). On a command line, name the folder "
+        "that its weights are in: --set model.path=FOLDER"
+    )
+    if not isinstance(raw, dict) or raw.get("fn") != PYTHON:
+        call = Call.bind("model", raw, source=source, plugins=plugins)
+        handed = before is not None and before.function not in (None, call.function)
+        if call.kwargs.get("path") == PYTHON and not (handed and before):
+            return replace(call, function=_failing(why))
+        same = before is not None and before.kwargs.get("path") == call.kwargs.get("path")
+        same = same and before is not None and before.path == call.path
+        return replace(call, function=before.function) if same and before else call
+    more = [name for name in raw if name != "fn"]
+    if more:
+        raise ConfigError(
+            f"{source.at(f'model.{more[0]}')}: the model is an object of the program, which has "
+            "its options already; set them where it is made"
+        )
+    if before is not None and before.path == PYTHON:
+        return before
+    return _absent("model", raw, why, ())
+
+
+def part_call(
+    key: str, raw: Any, source: Source, plugins: Sequence[str], before: Mapping[str, Call]
+) -> Call:
+    """Bind the call of a part. One with ``fn: python`` is made as the one of the same name in
+    `before`; where there is none, it is an error where it is made."""
+    if not isinstance(raw, dict) or raw.get("fn") != PYTHON:
+        return Call.bind(key, raw, source=source, plugins=plugins)
+    old = before.get(key.rpartition(".")[2])
+    if old is not None and old.path == PYTHON:
+        return old
+    why = ConfigError(
+        f"{source.at(key)}: this part is a Python object of the program that trained the run. Hand "
+        "it over again: callbacks=[...]; or put its class in a file: --plugin my_file --set "
+        f"{key}.fn=my_file.MyPart"
+    )
+    return _absent(key, raw, why, ())
+
+
+def _failing(why: ConfigError) -> type:
+    """Return what raises an error where it is called."""
+
+    class Absent:
+        def __init__(self, **_: Any) -> None:
+            raise why
+
+    return Absent
+
+
+def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -> Call:
+    if not isinstance(raw, dict) or not isinstance(raw.get("fn"), str):
+        raise why
+    mix = raw.get("weight", 1.0)
+    if not isinstance(mix, int | float):
+        raise why
+    kwargs = {name: value for name, value in raw.items() if name not in reserved(key)}
+    frames = raw.get("frames") if isinstance(raw.get("frames"), str) else ""
+    return Call(
+        key, raw["fn"], raw["fn"], kwargs, float(mix), transform, _failing(why), str(frames)
+    )

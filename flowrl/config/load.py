@@ -6,9 +6,8 @@ message has all mistakes; `disagreements` says what sections must agree on after
 itself.
 
 Rewards that are not at hand are an error where they are made, and no trouble before, so that a run
-can be sampled and exported without them. A program may hand over rewards that are functions of its
-own: `with_rewards`. A model trained on small images may be judged on large ones (PaCo-RL,
-2512.04784): `check_eval_size`.
+can be sampled and exported without them. A model trained on small images may be judged on large
+ones (PaCo-RL, 2512.04784): `check_eval_size`.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flowrl.config.axes import AXES
-from flowrl.config.calls import Call, bind_all
-from flowrl.config.handed import (
-    as_handed,
+from flowrl.config.calls import (
+    Call,
+    bind_all,
     check_reward_name,
     model_call,
     part_call,
     reward_call,
 )
-from flowrl.config.mistakes import Collector, unknown_section
 from flowrl.config.overrides import (
     Source,
     apply_override,
@@ -52,7 +50,7 @@ from flowrl.config.sections import (
     ScoutConfig,
     TrainConfig,
 )
-from flowrl.config.values import convert, plain, show
+from flowrl.config.values import Collector, convert, plain, show
 from flowrl.core.errors import ConfigError, FlowRLError, unknown
 from flowrl.core.shipped_files import config_file, resource
 
@@ -76,6 +74,7 @@ REPORT_KEYS = {
 }
 """Keys of an evaluation's line, which the headline reward cannot be named like."""
 
+_MOST_MEANT = 3  # keys of sections that are named for one that stands alone
 _NO_VALUE = "(none)"
 _FORMS = (
     "expected the name of a shipped config, the path of a YAML file, a mapping of sections or a "
@@ -292,7 +291,7 @@ def build_config(
     built: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in ORDER:
-            says = unknown_section(key, ORDER, raw, SECTIONS)
+            says = _unknown_section(key, raw)
             found.add(f"{source.below(key)}: {says}")
         elif value is not None:  # null leaves a section out
             with found.catch():
@@ -322,6 +321,19 @@ def build_config(
         found.lines += disagreements(absent | wrong | built, source.at)
     found.close()
     return Config(**built, source=source.file, overrides=source.overrides, plugins=plugins)
+
+
+def _unknown_section(key: str, raw: Mapping[str, Any]) -> str:
+    """Say that a config has no such section; a few sections that have a key of that name are named
+    in place of all sections."""
+    owners = [name for name in ORDER if isinstance(raw.get(name), dict) and key in raw[name]]
+    for name, section in SECTIONS.items():
+        if key in {each.name for each in fields(section)}:
+            owners.append(name)
+    meant = [f"{name}.{key}" for name in dict.fromkeys(owners)]
+    if 0 < len(meant) <= _MOST_MEANT:
+        return f"the config has no section {key!r}; did you mean {' or '.join(meant)}?"
+    return f"the config {unknown(key, ORDER, 'section')}"
 
 
 def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> Any:
@@ -505,24 +517,6 @@ def folder_of(path: Any, what: str) -> Path:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ConfigError(f"{what}: expected the path of a folder, got {show(path)}")
     return Path(path)
-
-
-def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
-    """Return the config with other rewards: functions or objects of the program, by name.
-
-    They take the place of all that the config names; one of a name that the config has keeps its
-    weight and its transforms. In the run's ``config.yaml`` they are ``{fn: python}``. Raises
-    ConfigError for what cannot be called, and as a config does.
-    """
-    if not isinstance(rewards, Mapping):
-        raise ConfigError(f"rewards: expected {{name: function}}, got {show(rewards)}")
-    calls = {}
-    for name, reward in rewards.items():
-        check_reward_name(name, "rewards")
-        if not callable(reward):
-            raise ConfigError(f"rewards.{name}: expected something to call, got {show(reward)}")
-        calls[name] = as_handed(f"rewards.{name}", reward, config.rewards.get(name))
-    return judged_by(config, calls)
 
 
 def judged_by(config: Config, calls: Mapping[str, Call]) -> Config:

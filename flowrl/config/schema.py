@@ -11,7 +11,6 @@ import inspect
 import math
 import typing
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
@@ -22,7 +21,6 @@ from flowrl.config.load import ORDER, REQUIRED
 from flowrl.config.section import Section, Seed
 from flowrl.config.sections import SECTIONS
 from flowrl.config.values import Schema, plain, schema_of
-from flowrl.core.files import write_json
 
 ABOUT = {
     "name": "names the run and its folder: letters, digits, `-`, `_`, `.`",
@@ -59,12 +57,6 @@ MIX = {
         "description": "its networks are on their device only while it scores",
     },
 }
-
-
-def write_schema(out: str | Path) -> Path:
-    """Write the schema as JSON to a file, and return its path. Raises RunError."""
-    write_json(Path(out), config_schema())
-    return Path(out)
 
 
 def config_schema() -> Schema:

@@ -17,9 +17,8 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 from pydantic import ConfigDict
 
-from flowrl.config.mistakes import Collector, Mistakes
 from flowrl.config.overrides import Source
-from flowrl.config.values import convert, plain, schema_of, show
+from flowrl.config.values import Collector, Mistakes, convert, plain, schema_of, show
 from flowrl.core.errors import ConfigError, unknown
 
 Positive = Annotated[int, Interval(ge=1, lt=2**31)]

@@ -2,7 +2,7 @@
 
 A bool is no int and an int is a float. The text of a number, as YAML 1.1 reads ``1e-4``, is a
 number where one is expected; NaN never is. Limits are those of annotated_types:
-``Annotated[int, Ge(1)]``.
+``Annotated[int, Ge(1)]``. All mistakes of a config are one message (`Collector`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -29,8 +30,7 @@ from pydantic import (
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from typing_extensions import TypedDict, is_typeddict
 
-from flowrl.config.mistakes import Mistakes
-from flowrl.core.errors import near, unknown
+from flowrl.core.errors import ConfigError, near, unknown
 
 Schema = dict[str, Any]  # a JSON schema without references
 MOST = 1e300  # a limit that only keeps infinity out
@@ -299,3 +299,41 @@ def _inlined(node: Any, known: dict[str, Any]) -> Any:
 def _short(limit: float) -> float:
     """Return 0 for 0.0: equal annotations are one to the cache, whichever came first."""
     return int(limit) if abs(limit) < 1e15 and limit == int(limit) else limit
+
+
+# ---------------------------------------------------------------------- all mistakes in one message
+
+
+class Mistakes(ConfigError):
+    """One or more mistakes of a config, one line for each."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = list(lines)
+        several = f"{len(self.lines)} mistakes:\n  " + "\n  ".join(self.lines)
+        super().__init__(several if len(self.lines) > 1 else self.lines[0])
+
+
+class Collector:
+    """Goes on after a mistake, so that a config shows all of its mistakes at once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        """Note a mistake."""
+        self.lines.append(line)
+
+    @contextmanager
+    def catch(self) -> Iterator[None]:
+        """Note the mistakes of a block that raises ConfigError, and go on after it."""
+        try:
+            yield
+        except Mistakes as error:
+            self.lines += error.lines
+        except ConfigError as error:
+            self.add(str(error))
+
+    def close(self) -> None:
+        """Raise Mistakes if there was one."""
+        if self.lines:
+            raise Mistakes(self.lines)

@@ -1,7 +1,8 @@
 """What models, rewards, likelihoods and samplers of prompts may be able to do beside what each
 does.
 
-A reward promises some of it by attributes of its own, such as `judges_videos = True`.
+A reward promises some of it by attributes of its own, of the names of the functions below that ask
+for them, such as `judges_videos = True`.
 """
 
 from __future__ import annotations
@@ -147,62 +148,54 @@ class LearnedReward(Reward, Protocol):
     def trains_policy(self, iteration: int) -> bool: ...
 
 
-def ignores_quality(reward: Reward) -> bool:
-    """Say whether a reward tells, by `ignores_quality = True`, that a damaged image may be worth as
-    much as a good one: it looks at how images differ."""
-    return bool(getattr(reward, "ignores_quality", False))
+def promised(reward: Any, name: str, otherwise: Any = False) -> Any:
+    """Return what a reward, or the function of a partial, says of itself by an attribute."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return getattr(reward, name, otherwise)
 
 
-def judges_singly(reward: Reward) -> bool:
-    """Say whether a reward promises, by `judges_singly = True`, that an image's score depends on
-    the image, its prompt and its record alone: equal images are then scored once."""
-    return bool(getattr(reward, "judges_singly", False))
+def ignores_quality(reward: Any) -> bool:
+    """Say whether a damaged image may be worth as much as a good one: it looks at how images
+    differ."""
+    return bool(promised(reward, "ignores_quality"))
+
+
+def judges_singly(reward: Any) -> bool:
+    """Say whether an image's score depends on the image, its prompt and its record alone: equal
+    images are then scored once."""
+    return bool(promised(reward, "judges_singly"))
 
 
 def judges_videos(reward: Any) -> bool:
-    """Say whether a reward promises, by `judges_videos = True`, that it scores videos [L, T, 3, H,
-    W]."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return bool(getattr(reward, "judges_videos", False))
+    """Say whether it scores videos [L, T, 3, H, W]."""
+    return bool(promised(reward, "judges_videos"))
 
 
 def least_frames(reward: Any) -> int:
-    """Return the frames that a video must have at least, by `least_frames`; 1 where a reward says
-    nothing."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return int(getattr(reward, "least_frames", 1))
+    """Return the frames that a video must have at least; 1 where a reward says nothing."""
+    return int(promised(reward, "least_frames", 1))
 
 
 def asks_people(reward: Any) -> bool:
-    """Say whether a reward waits for people, by `asks_people = True`: evaluations and the doctor
-    leave it alone."""
-    return bool(getattr(reward, "asks_people", False))
+    """Say whether it waits for people: evaluations and the doctor leave it alone."""
+    return bool(promised(reward, "asks_people"))
 
 
 def sees_latents(reward: Any) -> bool:
-    """Say whether a reward promises, by `sees_latents = True`, that it judges what images are
-    decoded from: evaluations, which have images alone, and the doctor leave it alone."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return bool(getattr(reward, "sees_latents", False))
+    """Say whether it judges what images are decoded from: evaluations, which have images alone, and
+    the doctor leave it alone."""
+    return bool(promised(reward, "sees_latents"))
 
 
 def differentiable(reward: Any) -> bool:
-    """Say whether a reward promises, by `differentiable = True`, that its scores have a gradient
-    with respect to the images."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return bool(getattr(reward, "differentiable", False))
+    """Say whether its scores have a gradient with respect to the images."""
+    return bool(promised(reward, "differentiable"))
 
 
 def sees_sigma(reward: Any) -> bool:
-    """Say whether a reward promises, by `sees_sigma = True`, that it judges estimates by the sigma
-    of the state that they were made from."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    return bool(getattr(reward, "sees_sigma", False))
+    """Say whether it judges estimates by the sigma of the state that they were made from."""
+    return bool(promised(reward, "sees_sigma"))
 
 
 class PromptDraw(NamedTuple):

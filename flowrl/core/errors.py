@@ -123,3 +123,8 @@ def unknown(name: object, known: Iterable[str], kind: str) -> str:
     """Return "has no KIND 'name'; did you mean 'x'? (there is: all of them)"."""
     names = sorted(known)
     return f"has no {kind} {name!r}{near(name, names)} (there is: {', '.join(names) or 'none'})"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra; nothing is released, so it is for a checkout."""
+    return f'pip install -e ".[{extra}]" in a checkout of flowrl'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -197,9 +198,9 @@ def _adapter(shape: Any) -> Any:
     return TypeAdapter(shape)
 
 
-def shortened(text: str, most: int = 60) -> str:
+def shortened(text: str) -> str:
     """Cut a text for a message."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -254,6 +255,12 @@ def refuse_pipe(path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError("expected a file, got a pipe or a device")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

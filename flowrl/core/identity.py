@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.files import sha256_of
 from flowrl.core.shipped_files import find_resource
 
 Facts = dict[str, Any]
@@ -38,12 +39,6 @@ MOST_FILES = 500  # of a folder that are told one by one
 # what decides how a network computes; other files of a folder may change as they like
 SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".bin", ".pt", ".pth", ".ckpt")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".mp4")
-
-
-def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file. Raises OSError."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def short_digest(*parts: Any) -> str:
@@ -70,13 +65,15 @@ def facts_of_file(file: Path) -> str:
     return f"{size} bytes, parts {digest.hexdigest()[:16]}, written {about.st_mtime_ns}"
 
 
-def facts_of_path(path: Path, suffixes: tuple[str, ...] = SUFFIXES + IMAGES) -> Facts:
+def facts_of_path(path: Path) -> Facts:
     """Return what a file, or each file of these endings in and below a folder, is; of a folder with
     very many one digest of their names, sizes and times. Raises OSError."""
     if path.is_file():
         return {path.name: facts_of_file(path)}
-    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in suffixes]
-    files = [file for file in files if file.is_file()]
+    files = []
+    for file in sorted(path.rglob("*")):
+        if file.suffix.lower() in (*SUFFIXES, *IMAGES) and file.is_file():
+            files.append(file)
     names = [file.relative_to(path).as_posix() for file in files]
     if len(files) > MOST_FILES:
         stats = [file.stat() for file in files]

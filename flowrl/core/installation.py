@@ -1,5 +1,5 @@
-"""What is installed: versions for a run's record, the commands that install an extra, and another
-package of the name ``flowrl``, whose files would be mixed with ours."""
+"""What is installed: versions for a run's record, and another package of the name ``flowrl``, whose
+files would be mixed with ours."""
 
 from __future__ import annotations
 
@@ -88,8 +88,3 @@ def other_package() -> str | None:
         f"import name, and files of the two get mixed: run `pip uninstall flowrl`, then `pip "
         "install --force-reinstall --no-deps -e .` in a checkout of this project"
     )
-
-
-def install(extra: str) -> str:
-    """Return the command that installs an extra; nothing is released, so it is for a checkout."""
-    return f'pip install -e ".[{extra}]" in a checkout of flowrl'

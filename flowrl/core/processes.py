@@ -13,9 +13,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from functools import cached_property, partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed
@@ -29,7 +30,8 @@ JOINED_AFTER = 60.0  # seconds after which processes that have not joined are to
 PATIENCE = timedelta(hours=2)  # one process may wait so long for a slow reward of another
 
 
-class World(NamedTuple):
+@dataclass(frozen=True)
+class World:
     """The processes of a run; of one process, each method returns at once."""
 
     rank: int = 0
@@ -43,7 +45,7 @@ class World(NamedTuple):
         """Tell whether this is the process that writes files and talks."""
         return self.rank == 0 and self.place == 0
 
-    @property
+    @cached_property
     def alone(self) -> bool:
         """Tell whether there is no other process."""
         return self.size * self.context == 1

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.errors import ConfigError, DataError, install
 from flowrl.core.files import parse_json
-from flowrl.core.installation import install
 
 Items = Iterator[tuple[str, Any]]
 

@@ -250,32 +250,20 @@ def groups_of(prompt_set: PromptSet, balance: str | None) -> list[list[int]]:
     return list(groups.values())
 
 
-def batch_for(
-    prompt_set: PromptSet, *, seed: int, iteration: int, count: int, balance: str | None = None
-) -> list[int]:
-    """Return the `count` prompt indices of one iteration, a function of its arguments alone.
-
-    The iterations read one endless stream of shuffled epochs: each epoch holds every prompt exactly
-    once, in its own order. A batch may run over the end of an epoch (always, where the set is
-    smaller than `count`, and then over several); only such a batch can hold a prompt twice. With
-    `balance` the prompts of each value of that record key are an endless stream, and they take
-    turns; an epoch's order follows from the number of prompts, so values with equally many go
-    through theirs in the same order of places.
-    Raises DataError if count < 1 or iteration < 0, or as `groups_of`.
-    """
-    if count < 1 or iteration < 0:
-        raise DataError(
-            f"expected count >= 1 and iteration >= 0, got count={count} and iteration={iteration}"
-        )
-    return stream(prompt_set, seed=seed, first=iteration * count, count=count, balance=balance)
-
-
 def stream(
     prompt_set: PromptSet, *, seed: int, first: int, count: int, balance: str | None = None
 ) -> list[int]:
-    """Return `count` prompt indices of the endless stream of `batch_for`, from place `first` on.
-    Raises DataError for an empty list, or as `groups_of`."""
-    if len(prompt_set) == 0:
+    """Return `count` prompt indices of an endless stream of shuffled epochs, from place `first` on,
+    a function of its arguments alone.
+
+    Each epoch holds every prompt exactly once, in its own order. A batch may run over the end of an
+    epoch (always, where the set is smaller than `count`, and then over several); only such a batch
+    can hold a prompt twice. With `balance` the prompts of each value of that record key are an
+    endless stream, and they take turns; an epoch's order follows from the number of prompts, so
+    values with equally many go through theirs in the same order of places.
+    Raises DataError for an empty list, or as `groups_of`.
+    """
+    if not prompt_set.texts:
         raise DataError(f"{prompt_set.path}: no prompts to choose from")
     groups, chosen = groups_of(prompt_set, balance), []
     for place in range(first, first + count):

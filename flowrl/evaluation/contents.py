@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.calls import Call
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON, Call
 from flowrl.config.load import Config
 from flowrl.core.identity import (
     IMAGES,

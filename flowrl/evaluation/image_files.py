@@ -171,6 +171,20 @@ def read_image(file: ImageFile) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous(), notes
 
 
+def read_fitted(path: Path, height: int, width: int) -> Tensor:
+    """Read one image, scaled until it covers the size and cut to its middle -> uint8 [3, height,
+    width]. Raises DataError naming the file."""
+    levels, _ = read_image(find_images([path])[0])
+    rows, columns = levels.shape[1:]
+    scale = max(height / rows, width / columns)
+    size = (max(height, round(rows * scale)), max(width, round(columns * scale)))
+    if size != (rows, columns):
+        image = interpolate(levels[None].float(), size, mode="bilinear", antialias=True)[0]
+        levels = image.round().clamp(0, 255).to(torch.uint8)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return levels[:, top : top + height, left : left + width].contiguous()
+
+
 def _check_rows(data: bytes) -> None:
     """Raise ValueError if rows of a PNG are missing, which Pillow would show black. What cannot be
     unpacked Pillow judges itself."""
@@ -193,20 +207,6 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, bool]:
     white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
     low, _ = rgba.getchannel("A").getextrema()
     return Image.alpha_composite(white, rgba).convert("RGB"), bool(low != 255)
-
-
-def read_fitted(path: Path, height: int, width: int) -> Tensor:
-    """Read one image, scaled until it covers the size and cut to its middle -> uint8 [3, height,
-    width]. Raises DataError naming the file."""
-    levels, _ = read_image(find_images([path])[0])
-    rows, columns = levels.shape[1:]
-    scale = max(height / rows, width / columns)
-    size = (max(height, round(rows * scale)), max(width, round(columns * scale)))
-    if size != (rows, columns):
-        image = interpolate(levels[None].float(), size, mode="bilinear", antialias=True)[0]
-        levels = image.round().clamp(0, 255).to(torch.uint8)
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    return levels[:, top : top + height, left : left + width].contiguous()
 
 
 class ImagePrompts(NamedTuple):

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.errors import ConfigError, DataError, install
 from flowrl.core.files import parse_json, replacing, write_text
-from flowrl.core.installation import install
 from flowrl.core.prompt_files import text_of
 from flowrl.core.prompts import PromptSet, Record, load_prompts
 from flowrl.core.votes import opinions

@@ -204,7 +204,9 @@ def watched(name: str) -> Iterator[None]:
         yield
         return
     alone = threading.current_thread() is threading.main_thread()
-    had, streams, pid = _look(alone), _Streams(alone), os.getpid()
+    # in a thread beside the main one only what is its own
+    had = [(each, _now(each)) for each in SETTINGS if alone or each.beside]
+    streams, pid = _Streams(alone), os.getpid()
     try:
         with _no_exit(pid):
             yield
@@ -227,15 +229,6 @@ def watched(name: str) -> Iterator[None]:
                 "`with` block)",
                 stacklevel=5,
             )
-
-
-def _look(alone: bool) -> list[tuple[Setting, Any]]:
-    """Look at all settings, or in a thread beside the main one at those that are its own."""
-    found = []
-    for each in SETTINGS:
-        if alone or each.beside:
-            found.append((each, _now(each)))
-    return found
 
 
 def _now(each: Setting) -> Any:

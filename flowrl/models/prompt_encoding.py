@@ -26,8 +26,8 @@ from torchvision.transforms.functional import to_pil_image
 from transformers import ProcessorMixin
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.files import replacing
-from flowrl.core.identity import SUFFIXES, facts_of_tensors, sha256_of, short_digest
+from flowrl.core.files import replacing, sha256_of
+from flowrl.core.identity import SUFFIXES, facts_of_tensors, short_digest
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
 from flowrl.core.version import __version__

@@ -44,8 +44,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from flowrl.core.errors import ConfigError, ModelError, near
-from flowrl.core.installation import install
+from flowrl.core.errors import ConfigError, ModelError, install, near
 from flowrl.core.processes import context_mesh, world
 from flowrl.models.files.loading import first_line
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.files import delete, write_json
 from flowrl.core.tables import interval_text

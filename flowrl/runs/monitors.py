@@ -32,7 +32,6 @@ from flowrl.runs.gain import Row, best_first, score_of
 from flowrl.runs.log import Log
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint_state import MOST_KL
-from flowrl.training.run import kl_factor, lr_factor
 from flowrl.training.trainer import Trainer
 
 
@@ -332,18 +331,18 @@ REST = 10  # iterations that a monitor of iterations is silent after it has acte
 class Watch:
     """The monitors of a run.
 
-    What they remember is `trainer.memory`, which checkpoints keep. An iteration is looked at before
-    its checkpoint is saved, an evaluation after it, and a run that goes on from there looks at it
-    again: so a resumed run finds and does what an unbroken one would have.
+    What they remember is `trainer.state.memory`, which checkpoints keep. An iteration is looked at
+    before its checkpoint is saved, an evaluation after it, and a run that goes on from there looks
+    at it again: so a resumed run finds and does what an unbroken one would have.
     """
 
     def __init__(self, trainer: Trainer, run: Path, log: Log) -> None:
         self.trainer, self.run, self.log = trainer, run, log
         self.rows: Sequence[Row] = []  # the evaluations up to now
         for key, start in START.items():
-            trainer.memory.setdefault(key, type(start)(start))
+            trainer.state.memory.setdefault(key, type(start)(start))
         # findings from after the checkpoint that the run goes on from are made anew
-        world, count = trainer.world, trainer.memory["findings"]
+        world, count = trainer.world, trainer.state.memory["findings"]
         world.together(lambda: keep_first(run, count) if world.main else None)
 
     @property
@@ -356,7 +355,7 @@ class Watch:
         why = self.trainer.state.stop
         if why:
             return {"monitor": "callback", "iteration": self.trainer.iteration, "why": why}
-        found: dict[str, Any] | None = self.trainer.memory.get("stopped")
+        found: dict[str, Any] | None = self.trainer.state.memory.get("stopped")
         if found is None:
             return None
         action = self.trainer.config.monitors.action_of(found["monitor"])
@@ -364,7 +363,7 @@ class Watch:
 
     def iterated(self, metrics: Mapping[str, float]) -> None:
         """Look at the iteration that was just finished."""
-        trainer, memory = self.trainer, self.trainer.memory
+        trainer, memory = self.trainer, self.trainer.state.memory
         monitors = trainer.config.monitors
         # the training reward since the last evaluation; that of the base model
         reward = metrics.get("reward")
@@ -378,7 +377,7 @@ class Watch:
     def evaluated(self, rows: Sequence[Row]) -> None:
         """Look at the evaluations of a run, if the last one is of now and was not looked at."""
         # no evaluation of this iteration, or one that was looked at already
-        memory, now = self.trainer.memory, self.trainer.iteration
+        memory, now = self.trainer.state.memory, self.trainer.iteration
         self.rows = rows
         if not rows or rows[-1]["iteration"] != now or memory["judged"] >= now:
             return
@@ -400,7 +399,7 @@ class Watch:
 
     def _settle(self, alarms: dict[str, Alarm | None]) -> None:
         """Tell of each alarm when it begins, and do what is to be done about it."""
-        memory, fresh, now = self.trainer.memory, [], self.trainer.iteration
+        memory, fresh, now = self.trainer.state.memory, [], self.trainer.iteration
         for name, alarm in alarms.items():
             firing, rest = memory["firing"], memory["rest"]
             if alarm is None and name in firing:
@@ -434,7 +433,7 @@ def act(
     on: both are a warning.
     """
     # nothing left to act on, or gone back too often: warn or stop instead
-    now, memory = trainer.iteration, trainer.memory
+    now, memory = trainer.iteration, trainer.state.memory
     options = trainer.config.monitors.actions
     action, done = trainer.config.monitors.action_of(name), ""
     if now >= trainer.config.train.iterations and action != "skip":
@@ -447,9 +446,9 @@ def act(
         action = "warn" if at is None else "rollback"
         done = " (nothing to go back to)" if at is None else f" (back to iteration {at})"
     if action in ("lower_lr", "rollback"):
-        memory["lr_factor"] = lr_factor(memory) * options.lower_lr
+        trainer.state.lr_factor *= options.lower_lr
     if action == "raise_kl":
-        memory["kl_factor"] = min(kl_factor(memory) * options.raise_kl, MOST_KL)
+        trainer.state.kl_factor = min(trainer.state.kl_factor * options.raise_kl, MOST_KL)
     if action == "stop":
         # kept in checkpoints, so that a resumed run knows that it was stopped
         memory["stopped"] = {"monitor": name, "iteration": now, "why": alarm.what + done}
@@ -478,7 +477,7 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
         except CheckpointError:
             continue
         # load puts these back, too, but iterations and the monitors' memory go on
-        now, memory = trainer.iteration, trainer.memory
+        now, memory = trainer.iteration, trainer.state.memory
         learned: dict[str, Any] = {**trainer.reward_set.learned_rewards()}
         rounds = {name: r.rounds for name, r in learned.items() if hasattr(r, "rounds")}
         trainer.world.together(lambda there=folder: trainer.load(there))  # type: ignore[misc]
@@ -497,7 +496,7 @@ def follow_kl(options: AdaptiveKl, metrics: Mapping[str, float], memory: dict[st
     The controller of PPO (1707.06347, section 4). *Differs:* steps of `step` per iteration in place
     of 2, since an iteration is a single update here.
     """
-    value, factor = metrics.get("kl"), kl_factor(memory)
+    value, factor = metrics.get("kl"), memory.get("kl_factor", 1.0)
     if value is None:
         return
     if value > options.target * options.band:

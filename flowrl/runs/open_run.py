@@ -22,8 +22,7 @@ from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.runs.gain import best_first
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
-from flowrl.training.checkpoint_state import checked_iteration
-from flowrl.training.meaning import check_meaning, identity_of
+from flowrl.training.checkpoint_state import check_meaning, checked_iteration, identity_of
 from flowrl.training.run import build_model, use_threads
 from flowrl.training.start_weights import check_start, names_of, start_from
 from flowrl.training.weights import Weights, put_saved

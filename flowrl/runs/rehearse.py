@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flowrl.config.values import show
-from flowrl.core.errors import ConfigError, unknown
+from flowrl.core.errors import ConfigError, install, unknown
 from flowrl.core.files import is_finite_number
-from flowrl.core.installation import install
 from flowrl.core.pixels import to_bytes
 from flowrl.core.processes import world
 from flowrl.runs.folder import ENVIRONMENT, TENSORBOARD, read_object

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.load import Config, check_config, folder_of, with_rewards
+from flowrl.config.load import Config, check_config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text
@@ -56,7 +56,6 @@ def train(
     resume: Resume = False,
     quiet: bool = False,
     model: FlowModel | None = None,
-    rewards: Mapping[str, Any] | None = None,
     track: Sequence[str] = (),
     callbacks: Sequence[Part] = (),
 ) -> dict[str, Any]:
@@ -66,8 +65,7 @@ def train(
     Without a folder it is ``runs/NAME-seedSEED``, numbered if that is taken. With `resume` the run
     goes on from its newest whole checkpoint, bit for bit as if never stopped; "auto" starts where
     there is nothing to go on from, and "changed" goes on with another length, learning rate, or
-    looks at itself. `model` takes the place of the config's, as before training;
-    `rewards` {name: function} that of the config's rewards, as `with_rewards` does. `track` names
+    looks at itself. `model` takes the place of the config's, as before training. `track` names
     experiment trackers beside TensorBoard: wandb, trackio, swanlab. `callbacks` are parts that join
     the training loop (`flowrl.core.part`); a resume is given the same ones again.
 
@@ -82,7 +80,6 @@ def train(
     if resume not in (True, False, "auto", "changed"):
         raise ConfigError(f'resume: expected True, False, "auto" or "changed", got {show(resume)}')
     track = trackers_given(track)
-    config = config if rewards is None else with_rewards(config, rewards)
     check_alike(config)
     # the folder is locked, so that no other process trains in it
     with claimed(config, run, resume) as start:

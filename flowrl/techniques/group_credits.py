@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.credit._groups import Groups, check_unit
-from flowrl.algorithms.forest import climb, normalize_by, subtree_mean
+from flowrl.algorithms.forest import normalize_by, subtree_mean
 from flowrl.algorithms.selection._change import rank_within
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
@@ -202,35 +202,6 @@ def consistency_blend(
     weight = torch.where(own == 0, 0.0, weight)
     mixed = torch.where(found.scored & (size > 0), weight * own + (1 - weight) * among, torch.nan)
     return subtree_mean(mixed, leaf, tree).nan_to_num().float()
-
-
-def strata_norm(
-    reward: Tensor, leaf: Tensor, tree: Tree, *, blend: float, eps: float = 1e-6
-) -> Tensor:
-    """Normalise among the images of one initial noise, and blend with the advantage within the
-    prompt: ``blend A_stratum + (1 - blend) A`` -> [V] float32, both ``(r - mean) / (std + eps)``.
-
-    Stratified GRPO (2510.06214), its blended advantage, for plans in which several images of a
-    prompt start from one noise: images are compared with their true peers. Reconstruction: the
-    paper's strata are numbers of search calls, ours are initial noises; its blend and the divisor
-    of its std (here n) were not in what we could read. A stratum of one image has A_stratum 0.
-
-    Raises: ConfigError for a blend outside [0, 1], eps not above 0, or where no two images of a
-    prompt share their noise.
-    """
-    if not (0 <= blend <= 1 and eps > 0):
-        raise ConfigError(f"strata_norm: needs blend in [0, 1] and eps > 0, got {blend=}, {eps=}")
-    node = torch.arange(len(tree.parent), device=tree.parent.device)
-    above = torch.where(tree.parent < 0, node, tree.parent)
-    root = climb(above, int(tree.step.max()) + 1)[leaf]
-    if int(torch.bincount(root).max()) < 2:
-        raise ConfigError(
-            "strata_norm: each image has an initial noise of its own, so no stratum has two; take "
-            "a plan that forks, such as tree, or credit group_norm"
-        )
-    own = normalize_by(reward, root, eps=eps)
-    whole = normalize_by(reward, tree.group[leaf], eps=eps)
-    return subtree_mean(blend * own + (1 - blend) * whole, leaf, tree).nan_to_num().float()
 
 
 def _to_nodes(advantage: Tensor, leaf: Tensor, tree: Tree) -> Tensor:

@@ -19,18 +19,13 @@ from flowrl.algorithms.losses._common import (
     masked,
     numbered,
     ratio_metrics,
-    segment_mean,
-    surrogate,
 )
 from flowrl.algorithms.losses._groups import (
-    centre_of,
     check_alike,
     check_positive,
-    counted,
     of_scored,
     total,
     whole_groups,
-    whole_prompts,
 )
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
@@ -79,10 +74,9 @@ def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
 def ratio_regression(data: LossInput, *, scale: float, max_advantage: float = 5.0) -> Loss:
     """Return ``(log r / scale - A)^2`` [B] and metrics [B]: regress the advantage on the log-ratio.
 
-    Reg-GRPO of DeepVideo-R1 (2506.07464) in the form of REBEL (2404.16767): the minimum is at
-    ``log r = scale A``. **Differs:** Reg-GRPO standardises log r within the prompt's group, which
-    is `group_regression`; here `scale` is given. Its penalty is the `kl` section. `segment` and
-    metrics as in `ppo_clip`; clip_frac is 0.
+    REBEL (2404.16767), as Reg-GRPO of DeepVideo-R1 (2506.07464) takes it: the minimum is at ``log r
+    = scale A``. **Differs:** Reg-GRPO standardises log r within the prompt's group; here `scale` is
+    given. Its penalty is the `kl` section. `segment` and metrics as in `ppo_clip`; clip_frac is 0.
 
     Raises: ConfigError unless scale > 0 and max_advantage > 0.
     """
@@ -123,40 +117,6 @@ def asymmetric_ratio(
     return -a * kept * share, ratio_metrics(log_ratio.detach(), stopped)
 
 
-@needs("old_log_prob")
-def kept_gradient(
-    data: LossInput,
-    *,
-    clip_low: float,
-    clip_high: float,
-    keep_low: float,
-    keep_high: float,
-    max_advantage: float = 5.0,
-) -> Loss:
-    """Return a surrogate [B] that keeps a share of the gradient where PPO has none, and metrics
-    [B].
-
-    CE-GPPO (2509.20712): the gradient of ``log_prob`` is ``-A w``. Inside the range ``w = r``;
-    above 1 + clip_high with A > 0 it is ``keep_high (1 + clip_high)``, below 1 - clip_low with
-    A < 0 ``keep_low (1 - clip_low)``. Shares of 0 are `ppo_clip`. Reconstruction: read second hand.
-    `segment` and metrics as in `ppo_clip`; clip_frac is where a share is kept.
-
-    Raises: ConfigError for a clip range that is not positive, or a negative share.
-    """
-    check_clip("kept_gradient", clip_low, clip_high, max_advantage)
-    if min(keep_low, keep_high) < 0:
-        raise ConfigError(f"kept_gradient: expected shares >= 0, got {keep_low=}, {keep_high=}")
-    log_ratio, share, a = clipped_action(data, max_advantage)
-    ratio = log_ratio.exp()
-    high, low = (a > 0) & (ratio > 1 + clip_high), (a < 0) & (ratio < 1 - clip_low)
-    # the value of the end of the range, with a share of the gradient of log r
-    moving = log_ratio - log_ratio.detach()
-    above = (1 + clip_high) * (1 + keep_high * moving)
-    below = (1 - clip_low) * (1 + keep_low * moving)
-    kept = torch.where(high, above, torch.where(low, below, ratio))
-    return -a * kept * share, ratio_metrics(log_ratio.detach(), (high | low).detach())
-
-
 @needs("old_log_prob", "old")
 def velocity_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -> Loss:
     """Return `divergence_mask` with ``d = mean((v - v_old)^2)`` [B], the distance of velocities.
@@ -174,80 +134,6 @@ def velocity_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -
     log_ratio, share, a = clipped_action(data, max_advantage)
     divergence = (wide(now.detach()) - wide(old.detach())).square().flatten(1).mean(1)
     return masked(log_ratio, share, a, divergence, most)
-
-
-@needs("old_log_prob")
-def hybrid_ratio(
-    data: LossInput,
-    *,
-    clip_low: float,
-    clip_high: float,
-    image_low: float,
-    image_high: float,
-    mix: float = 0.5,
-    max_advantage: float = 5.0,
-) -> Loss:
-    """Return ``mix`` times `ppo_clip`'s surrogate of each step's own ratio plus ``1 - mix`` times
-    that of the image's [B], and metrics [B] of the steps' ratios.
-
-    The image's ratio is the exp of the mean log-ratio over its segment, as in GSPO; take `segment:
-    {fn: fixed, sizes: [number of trained steps]}`. DHPO (2601.05607), its averaged form, each
-    branch in a trust region of its own. Reconstruction: known by its abstract and a survey; the
-    form that mixes by entropy has no counterpart, since the entropy of a step is a constant.
-
-    Raises: ConfigError for a clip range that is not positive, mix outside [0, 1], or without a
-    segment section.
-    """
-    check_clip("hybrid_ratio", clip_low, clip_high, max_advantage)
-    check_clip("hybrid_ratio: image", image_low, image_high, max_advantage)
-    if not 0 <= mix <= 1 or data.segment is None:
-        raise ConfigError(
-            "hybrid_ratio: expected mix from 0 to 1 and a segment section, such as segment: {fn: "
-            "fixed, sizes: [4]} for 4 trained steps; got "
-            f"{mix=} and "
-            f"{'no' if data.segment is None else 'a'} segment"
-        )
-    a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
-    # log-ratio of each step [B]; `segment_mean` gives all steps of an image their mean
-    own = data.now.log_prob - data.old_log_prob.detach()
-    step, stopped = surrogate(own, a, clip_low, clip_high)
-    image, stopped_image = surrogate(segment_mean(own, data.segment)[0], a, image_low, image_high)
-    # the steps' ratios, as other losses report them
-    metrics = ratio_metrics(own.detach(), stopped)
-    metrics["image_clip_frac"] = stopped_image.to(a.dtype)
-    return mix * step + (1 - mix) * image, metrics
-
-
-@needs("old_log_prob", "siblings", "zero_advantage")
-def group_regression(data: LossInput, *, eps: float = 1e-3, max_advantage: float = 5.0) -> Loss:
-    """Return ``((l - mean l) / (std l + eps) - A)^2`` [B] and metrics [B]: regress the advantage on
-    the standardised log-ratio ``l = log r`` of a prompt's images.
-
-    Mean and std (of n) are over the rows of one prompt at one step or draw; both have a gradient.
-    Without a scale of its own l has to be in the order and proportion of the advantages, however
-    far it moves. Source: Reg-GRPO of DeepVideo-R1 (2506.07464). Reconstruction, read second hand:
-    its text adds ``-beta KL`` to the loss, which is taken for a penalty and is the section `kl`
-    here. `ratio_regression` has a given scale.
-
-    **Differs:** `eps` is ours: at the weights that sampled every l is 0, and the loss is that of
-    `ratio_regression` with scale `eps`, centred. A text has one l, here each step of an image has.
-
-    Metrics as in `ppo_clip`; clip_frac is 0.
-
-    Raises: ConfigError unless eps and max_advantage are above 0, or for a group that is torn over
-    network calls.
-    """
-    check_positive("group_regression", eps=eps, max_advantage=max_advantage)
-    index = whole_prompts("group_regression", data)
-    a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
-    log_ratio = data.now.log_prob - data.old_log_prob.detach()
-    weight = counted(data, index)
-    gap = log_ratio - centre_of(index, log_ratio, weight)
-    variance = centre_of(index, gap.square(), weight)
-    # the root of 0 has no gradient
-    std = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
-    loss = of_scored(data, (gap / (std + eps) - a).square())
-    return loss, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
 
 
 @needs("ref", "siblings", "zero_advantage", "shared_noise")

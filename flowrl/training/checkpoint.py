@@ -7,7 +7,6 @@ and a ``manifest.json`` with the size and SHA-256 of the others, written last.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrl.core.errors import CheckpointError
-from flowrl.core.files import read_text, replacing
+from flowrl.core.files import read_text, replacing, sha256_of
 from flowrl.core.processes import ALONE, World
 from flowrl.core.shards import is_share, kinds, read_into, room_for, write_shares
 from flowrl.training.optimizer_state import Tensors, plain_json
@@ -284,7 +283,7 @@ def verify(folder: str | os.PathLike[str], world: World = ALONE) -> list[str]:
                 raise CheckpointError(
                     f"{file}: torn or altered: expected {entry['size']} bytes, got {size}"
                 )
-            if name in mine and _sha256(file) != entry["sha256"]:
+            if name in mine and sha256_of(file) != entry["sha256"]:
                 raise CheckpointError(f"{file}: altered: its SHA-256 is not the one in {MANIFEST}")
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
@@ -311,7 +310,7 @@ def _check_place(folder: Path, files: Collection[str]) -> None:
 
 def entries(files: Sequence[Path]) -> Entries:
     """Return what the manifest says of files: size and SHA-256."""
-    return {file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files}
+    return {file.name: {"size": file.stat().st_size, "sha256": sha256_of(file)} for file in files}
 
 
 def sealed(folder: Path, name: str) -> dict[str, str]:
@@ -323,11 +322,6 @@ def sealed(folder: Path, name: str) -> dict[str, str]:
         if (shares[1] if shares else file.removesuffix(ENDING)) == name:
             found[file] = str(entry["sha256"])
     return found
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _manifest(folder: Path) -> dict[str, dict[str, Any]]:

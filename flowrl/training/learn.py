@@ -115,7 +115,7 @@ def learn(run: Run, it: Iteration) -> None:
         it.metrics |= reduce_metrics(seen, norms, run.world)
     if norms:
         it.metrics["grad_outliers"] = float(refused)
-    if "kl_factor" in run.memory:
+    if "kl_factor" in run.state.memory:
         it.metrics["kl_weight"] = run.method.kl_beta * run.state.kl_factor
     run.parts.ask("learned", run, it, seen)
     # what it cost

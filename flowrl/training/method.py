@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,8 @@ RESERVED = frozenset(
 )
 
 
-class Method(NamedTuple):
+@dataclass(frozen=True)
+class Method:
     """What a method is made of. Rewards are elsewhere: see `flowrl.evaluation.reward_set`."""
 
     plan: Callable[[int], Plan]  # of an iteration; the last one is kept
@@ -74,17 +76,17 @@ class Method(NamedTuple):
     # the weights under which every batch is evaluated besides the current ones
     snapshots: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def reads_leaves(self) -> bool:
         """Say whether training reads clean latents: as data, or as the best below a state."""
         return self.likelihood.trains in ("leaves", "steps") or "best" in self.needs
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """Return the rows of a batch per trained state."""
         return max(1, self.likelihood.rows_per_state)
 
-    @property
+    @functools.cached_property
     def graphs(self) -> int:
         """Return how many rows of the network go backward for a trained state: its own, and one of
         a real image where loss or penalty look at data."""

@@ -9,8 +9,7 @@ from annotated_types import Interval
 
 from flowrl.config.calls import Call
 from flowrl.config.values import MOST
-from flowrl.core.errors import ConfigError
-from flowrl.core.installation import install
+from flowrl.core.errors import ConfigError, install
 
 Positive = Annotated[float, Interval(gt=0, le=MOST)]
 Share = Annotated[float, Interval(ge=0, lt=1)]

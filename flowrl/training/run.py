@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +25,11 @@ from flowrl.core.needs import needs_of
 from flowrl.core.processes import sharded, world
 from flowrl.core.prompts import (
     PromptSet,
-    batch_for,
     check_records,
     groups_of,
     load_prompts,
     overlap,
+    stream,
     undeclared,
 )
 from flowrl.core.seeds import generator
@@ -78,16 +78,6 @@ class PhaseTimer(Protocol):
     def progress(self, done: int, total: int) -> None: ...
 
 
-def lr_factor(memory: Mapping[str, Any]) -> float:
-    """Return the factor of the learning rate; 1 where nobody has changed it."""
-    return float(memory.get("lr_factor", 1.0))
-
-
-def kl_factor(memory: Mapping[str, Any]) -> float:
-    """Return the factor of the weight of the `kl` section; 1 where nobody has changed it."""
-    return float(memory.get("kl_factor", 1.0))
-
-
 @dataclass
 class State:
     """What changes while a run trains, besides weights and optimizer."""
@@ -117,7 +107,7 @@ class State:
     @property
     def lr_factor(self) -> float:
         """Return the factor of the learning rate, which monitors and callbacks may change."""
-        return lr_factor(self.memory)
+        return float(self.memory.get("lr_factor", 1.0))
 
     @lr_factor.setter
     def lr_factor(self, value: float) -> None:
@@ -126,7 +116,7 @@ class State:
     @property
     def kl_factor(self) -> float:
         """Return the factor of the weight of the `kl` section, likewise."""
-        return kl_factor(self.memory)
+        return float(self.memory.get("kl_factor", 1.0))
 
     @kl_factor.setter
     def kl_factor(self, value: float) -> None:
@@ -220,11 +210,6 @@ class Run(Prepared):
         return self.state.iteration
 
     @property
-    def memory(self) -> dict[str, Any]:
-        """Return what the monitors remember."""
-        return self.state.memory
-
-    @property
     def cost(self) -> IterationCost:
         """Return what the current iteration costs."""
         return self.work(self.method.plan(self.iteration))
@@ -249,13 +234,8 @@ class Run(Prepared):
         t = self.config.train
         if chosen is not None:
             return chosen
-        return batch_for(
-            self.train_set,
-            seed=self.config.seed,
-            iteration=number,
-            count=t.prompts,
-            balance=t.balance,
-        )
+        first, seed = number * t.prompts, self.config.seed
+        return stream(self.train_set, seed=seed, first=first, count=t.prompts, balance=t.balance)
 
     def trains_policy(self) -> bool:
         """Say whether the policy learns in this iteration; learned rewards, and models that are

@@ -19,7 +19,7 @@ from flowrl.core.processes import shared_as, whole
 from flowrl.core.shipped_files import resource
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import CheckpointTensors
-from flowrl.training.meaning import KEY, check_meaning, identity_of
+from flowrl.training.checkpoint_state import KEY, check_meaning, identity_of
 from flowrl.training.weights import put_saved, put_weights
 
 

@@ -27,9 +27,16 @@ from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.reward_set import finished_distances
 from flowrl.training import checkpoint
 from flowrl.training.batches import join
-from flowrl.training.checkpoint_state import CheckpointState, checked_state
+from flowrl.training.checkpoint_state import (
+    KEY,
+    CheckpointState,
+    check_draws,
+    check_meaning,
+    checked_state,
+    draws_of,
+    meaning_of,
+)
 from flowrl.training.learn import learn
-from flowrl.training.meaning import KEY, check_draws, check_meaning, draws_of, meaning_of
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,
@@ -136,7 +143,7 @@ class Trainer(Run):
             parts[name] = {"files": [*kept.files], "state": dict(kept.plain)}
         # what is no tensor goes to state.json
         about = {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()}
-        about |= {"parts": parts, "monitors": self.memory, KEY: self._meaning()}
+        about |= {"parts": parts, "monitors": self.state.memory, KEY: self._meaning()}
         about |= draws_of(self.config, self.train_set)
         # of tensors that are spread over processes each one writes its rows, of the rest the first
         if self.sharded:

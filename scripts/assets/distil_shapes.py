@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.prompts import batch_for, load_prompts
+from flowrl.core.prompts import load_prompts, stream
 from flowrl.core.types import FlowModel
 from flowrl.training.start_weights import start_from
 from flowrl.training.weights import Weights
@@ -101,7 +101,7 @@ def _teach(config: Config, model: FlowModel, count: int, *, seed: int) -> Taught
     cond = model.encode(prompts.texts)
     states, rows = [], []
     for part in range(-(-count // 128)):
-        mine = torch.tensor(batch_for(prompts, seed=seed, iteration=part, count=128, balance=None))
+        mine = torch.tensor(stream(prompts, seed=seed, first=128 * part, count=128))
         rng = torch.Generator().manual_seed(seed * 1_000_003 + part)
         x = torch.randn(len(mine), *model.latent_shape(*size), generator=rng)
         words = {name: value[mine] for name, value in cond.items()}

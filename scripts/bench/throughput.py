@@ -24,7 +24,7 @@ from flowrl.config.load import Config
 from flowrl.config.sections import PromptsConfig
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.installation import environment
-from flowrl.core.prompts import batch_for
+from flowrl.core.prompts import stream
 from flowrl.core.tables import size, text_table
 from flowrl.core.types import Cond, FlowModel, RewardBatch, medians
 from flowrl.cost.architecture import known_facts, tuning_of
@@ -123,8 +123,8 @@ def check_sync(trainer: Trainer, *, switch: Callable[[str], None] | None = None)
     """
     # any prompts will do: waits do not depend on them
     switch = switch or torch.cuda.set_sync_debug_mode
-    rows = batch_for(
-        trainer.train_set, seed=trainer.config.seed, iteration=0, count=trainer.config.train.prompts
+    rows = stream(
+        trainer.train_set, seed=trainer.config.seed, first=0, count=trainer.config.train.prompts
     )
     model = trainer.model
     # a first pass counts the calls, so that the second knows which one is the last

@@ -101,7 +101,7 @@ def test_no_two_draws_share_their_noise() -> None:
     (4 SD)."""
     model = LinearFlow()
     ro = run(tree(0, steps=6, noise_scale=0.5, splits=[0, 2]), model=model, group_size=4)
-    batch = decisions(ro, torch.zeros(len(ro.x)), skip_last=False)
+    batch = decisions(ro, torch.zeros(len(ro.x)), nodes=ro.tree.std.nonzero().flatten())
     with torch.no_grad():
         ev = score_draws(model, batch, dance_sde)
     z = (batch.target - ev.mean).flatten(1) / ev.std[:, None]

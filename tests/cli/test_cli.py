@@ -63,6 +63,7 @@ def test_every_command_explains_each_of_its_arguments(
     assert f"Usage: flowrl {name}" in text
     options = re.findall(r"^│ (?:\* +)?(--[\w-]+)(?: +-h)? +(?:\S+)  (.*)│$", text, re.MULTILINE)
     assert options and all(words.strip() for _, words in options)
+    assert "bool" not in text.lower()  # a flag takes no value
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,6 +281,7 @@ def test_a_mistake_is_one_clear_message(
     ("line", "message"),
     [
         ("trian", "No such command 'trian'; did you mean 'train'?"),
+        ("gird x", "No such command 'gird'; did you mean 'grid'"),
         ("train x.yaml --quit", "No such option: --quit; did you mean '--quiet'?"),
         ("train x.yaml --quiet fast", "expected KEY=VALUE, got fast"),
         ("train x.yaml --seed one", "Invalid value for '--seed'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -101,14 +100,6 @@ def test_a_bare_override_of_eval(home: Path, capsys: pytest.CaptureFixture[str])
     assert (setting["images"], setting["steps"]) == (1, 2)
 
 
-@pytest.mark.parametrize("name", ["", *EVERY])
-def test_help_shows_no_type_of_a_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A flag takes no value."""
-    assert main([*([name] if name else []), "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "--help" in text and "bool" not in text.lower()
-
-
 @pytest.mark.parametrize(
     ("name", "known", "said"),
     [
@@ -129,16 +120,3 @@ def test_help_shows_no_type_of_a_flag(name: str, capsys: pytest.CaptureFixture[s
 def test_names_that_were_meant(name: str, known: list[str], said: str) -> None:
     found = near(name, known)
     assert found.startswith(said) and bool(found) == bool(said)
-
-
-def test_a_wrong_command_and_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
-    for line, said in (
-        (["gird", "x"], "No such command 'gird'; did you mean 'grid'"),
-        (
-            ["train", "x", "--porfile", "24gb"],
-            "No such option: --porfile; did you mean '--profile'",
-        ),
-    ):
-        assert main(line) == 2
-        error = capsys.readouterr().err
-        assert said in error and re.search("--help` lists the arguments", error)

@@ -118,21 +118,6 @@ def test_a_full_disk_behind_standard_output(argv: list[str]) -> None:
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["train", "--dry-run"], ["estimate"], ["doctor", "--only", "batch"]],
-    ids=lambda c: c[0],
-)
-@pytest.mark.parametrize("change", [["train.group=6"], ["--set", "train.group=6"]], ids=len)
-def test_overrides_are_spelled_alike(
-    tmp_path: Path, command: list[str], change: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The toy has 2 prompts: of 6 images each, that is 12."""
-    name, *options = command
-    assert main([name, f"{write_toy(tmp_path)}", *options, *change, "--plugin", "toykit"]) == 0
-    assert "2 prompts x 6 images = 12 images" in capsys.readouterr().out
-
-
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 READERS = [name for name, it in COMMANDS.items() if "plugin" in inspect.signature(it).parameters]
 READERS.remove("tiny")  # it takes the adapters of a plugin, and no config

@@ -21,9 +21,10 @@ from toykit import redness, toy, write_toy
 
 import flowrl
 from flowrl.algorithms.plans.windows import random_window
+from flowrl.api.arguments import config_of
 from flowrl.config import load
-from flowrl.config.handed import as_handed
-from flowrl.config.load import Config, load_config, with_rewards
+from flowrl.config.calls import as_handed
+from flowrl.config.load import Config, load_config
 from flowrl.config.overrides import Source, apply_override, parse_override
 from flowrl.config.sections import TrainConfig
 from flowrl.core.errors import ConfigError
@@ -399,7 +400,7 @@ def test_a_config_is_changed_and_stays_checked(tmp_path: Path) -> None:
 
 
 def test_python_objects_of_a_config_stay_when_it_is_changed(tmp_path: Path) -> None:
-    config = with_rewards(toy(tmp_path, "eval.score=red"), {"red": redness, "new": redness})
+    config = config_of(toy(tmp_path, "eval.score=red"), rewards={"red": redness, "new": redness})
     changed = config.replace(rewards={"new": {"weight": 0.5}}, seed=1)
     assert changed.reward_weights == {"red": 1.0, "new": 0.5}
     assert {call.function for call in changed.rewards.values()} == {redness}

@@ -17,8 +17,8 @@ import pytest
 
 from flowrl.core import installation as module
 from flowrl.core import shipped_files as resources
-from flowrl.core.errors import ConfigError
-from flowrl.core.installation import environment, install, other_package
+from flowrl.core.errors import ConfigError, install
+from flowrl.core.installation import environment, other_package
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.evaluation.preference_pairs import convert_pairs
 

@@ -25,10 +25,10 @@ from flowrl.core.prompts import (
     OPPOSITE,
     Overlap,
     PromptSet,
-    batch_for,
     check_records,
     load_prompts,
     overlap,
+    stream,
 )
 from flowrl.doctor.before_loading import look_at_prompts
 from flowrl.runs.suite import run_suite
@@ -155,16 +155,16 @@ def numbered(size: int) -> PromptSet:
 
 
 def deal(size: int, count: int, seed: int, iteration: int) -> list[int]:
-    return batch_for(numbered(size), seed=seed, iteration=iteration, count=count)
+    return stream(numbered(size), seed=seed, first=iteration * count, count=count)
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**63 - 1), st.integers(1, 4))
 def test_every_prompt_once_per_epoch(size: int, count: int, seed: int, epochs: int) -> None:
-    stream: list[int] = []
+    dealt: list[int] = []
     for n in range(-(-epochs * size // count)):
-        stream += deal(size, count, seed, n)
+        dealt += deal(size, count, seed, n)
     for epoch in range(epochs):
-        assert sorted(stream[epoch * size : (epoch + 1) * size]) == list(range(size))
+        assert sorted(dealt[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 1000), st.integers(0, 500))
@@ -185,16 +185,16 @@ def test_balance_gives_every_value_its_turn() -> None:
     records = [{"prompt": text, "tag": "aaaaaabbc"[n]} for n, text in enumerate(texts)]
     prompts = PromptSet(texts, records, "n", "n.txt")
     options: dict[str, Any] = {"seed": 0, "count": 6, "balance": "tag"}
-    dealt = [n for turn in range(6) for n in batch_for(prompts, iteration=turn, **options)]
+    dealt = [n for turn in range(6) for n in stream(prompts, first=6 * turn, **options)]
     assert ["aaaaaabbc"[n] for n in dealt] == list("abc") * 12
     times = Counter(dealt)
     assert [times[n] for n in range(9)] == [2] * 6 + [6, 6] + [12]
     # one value: as without balance
     same = PromptSet(texts, [{**record, "tag": "x"} for record in records], "n", "n.txt")
-    assert batch_for(same, iteration=3, **options) == batch_for(same, seed=0, count=6, iteration=3)
+    assert stream(same, first=18, **options) == stream(same, seed=0, count=6, first=18)
     records[4] = {"prompt": "4"}
     with pytest.raises(DataError, match="prompt 5: train.balance is 'tag', so each record"):
-        batch_for(prompts, iteration=0, **options)
+        stream(prompts, first=0, **options)
 
 
 def test_order_differs_between_epochs_and_seeds_and_is_pinned() -> None:
@@ -212,12 +212,9 @@ def test_first_place_is_uniform() -> None:
     assert all(abs(firsts[n] - 400) < 90 for n in range(5))
 
 
-def test_impossible_batches() -> None:
-    for iteration, count in ((0, 0), (-1, 1)):
-        with pytest.raises(DataError, match="expected count >= 1 and iteration >= 0"):
-            batch_for(numbered(3), seed=0, iteration=iteration, count=count)
+def test_an_empty_list_deals_nothing() -> None:
     with pytest.raises(DataError, match="no prompts"):
-        batch_for(numbered(0), seed=0, iteration=0, count=1)
+        stream(numbered(0), seed=0, first=0, count=1)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from toykit import redness, toy
 from weightkit import Weights
 
+from flowrl.api.arguments import config_of
 from flowrl.config.calls import Call
-from flowrl.config.load import with_rewards
 from flowrl.core.abilities import (
     asks_people,
     differentiable,
@@ -300,7 +300,7 @@ def test_a_function_of_another_library_is_refused(function: Any, said: str, tmp_
     form = r"images, prompts.*Write f\(images, prompts, \*\*record\)"
     with pytest.raises(RewardError, match=f"here: reward 'it': its argument '{said}.*{form}"):
         ask("it", function, batch(), "here")
-    config = with_rewards(toy(tmp_path), {"it": function})
+    config = config_of(toy(tmp_path), rewards={"it": function})
     with pytest.raises(ConfigError, match=f"reward 'it': its argument '{said}.*{form}"):
         Trainer(config)
 
@@ -323,14 +323,14 @@ def test_a_key_that_only_other_prompts_have_is_none() -> None:
 
 def test_rewards_that_are_handed_over(tmp_path: Path) -> None:
     config = toy(tmp_path, "rewards.red.weight=0.5", "rewards.red.transform={fn: rank}")
-    changed = with_rewards(config, {"red": without_records, "more": Object()})
+    changed = config_of(config, rewards={"red": without_records, "more": Object()})
     assert list(changed.rewards) == ["red", "more"]
     assert changed.reward_weights == {"red": 0.5, "more": 1.0}
     assert len(changed.rewards["red"].transform) == 1 and changed.headline == "red"
     metrics = Trainer(changed).step()
     assert metrics["reward/red"] == pytest.approx(metrics["reward/more"])
-    with pytest.raises(ConfigError, match="rewards.red: expected something to call, got 3"):
-        with_rewards(config, {"red": 3})
+    with pytest.raises(ConfigError, match="rewards.red: expected a function, .* got 3"):
+        config_of(config, rewards={"red": 3})  # type: ignore[dict-item]
 
 
 def motion(batch: RewardBatch) -> Tensor:

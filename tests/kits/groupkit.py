@@ -11,20 +11,15 @@ from torch import Tensor
 from flowrl.core.types import Tree
 
 
-def drawn(rewards: list[list[float]], noises: int | None = None) -> tuple[Tensor, Tensor, Tree]:
-    """Lay rewards out as draws below initial noises, `noises` for each prompt; None: one each."""
-    sizes = [len(row) for row in rewards]
-    per = sizes if noises is None else [noises] * len(sizes)
-    roots = sum(per)
-    parent, group, first = [-1] * roots, [], 0
-    for place, (size, count) in enumerate(zip(sizes, per, strict=True)):
-        group += [place] * count
-        parent += [first + n * count // size for n in range(size)]
-        first += count
-    of = group + [group[up] for up in parent[roots:]]
-    step = torch.tensor([0] * roots + [1] * sum(sizes))
-    tree = Tree(torch.tensor(parent), step, step.float(), torch.tensor(of))
-    return torch.tensor(sum(rewards, [])), torch.arange(roots, len(parent)), tree
+def drawn(rewards: list[list[float]]) -> tuple[Tensor, Tensor, Tree]:
+    """Lay rewards out as draws, each below an initial noise of its own."""
+    sizes = torch.tensor([len(row) for row in rewards])
+    count = int(sizes.sum())
+    noise, group = torch.arange(count), torch.arange(len(sizes)).repeat_interleave(sizes)
+    parent = torch.cat([torch.full_like(noise, -1), noise])
+    step = torch.arange(2).repeat_interleave(count)
+    tree = Tree(parent, step, step.float(), group.repeat(2))
+    return torch.tensor(sum(rewards, [])), noise + count, tree
 
 
 def images(credit: Callable[..., Tensor], *laid: Any, **options: Any) -> list[float]:

@@ -39,11 +39,9 @@ class Counting:
 score_draws = reverse().evaluate
 
 
-def decisions(
-    ro: Rollout, advantage: Tensor, *, skip_last: bool = True, nodes: Tensor | None = None
-) -> Batch:
+def decisions(ro: Rollout, advantage: Tensor, *, nodes: Tensor | None = None) -> Batch:
     """Collect draws, or those that made `nodes`, into a batch."""
-    node = decision_nodes(ro, skip_last=skip_last) if nodes is None else nodes
+    node = decision_nodes(ro) if nodes is None else nodes
     return reverse().batch(ro, advantage, node)
 
 
@@ -134,7 +132,9 @@ def check_forest(ro: Rollout) -> None:
 def ratios(
     model: FlowModel, ro: Rollout, transition: Transition, chunk: int | None = None
 ) -> Tensor:
-    batch = decisions(ro, torch.zeros(len(ro.x), device=ro.x.device), skip_last=False)
+    batch = decisions(
+        ro, torch.zeros(len(ro.x), device=ro.x.device), nodes=ro.tree.std.nonzero().flatten()
+    )
     parts = torch.arange(len(batch.x)).split(chunk or max(1, len(batch.x)))
     with torch.no_grad():
         pieces = [take(batch, index) for index in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def watch(trainer: Trainer, name: str = "loss") -> list[Any]:
         return plain(data)
 
     changed: dict[str, Any] = {name: noted}
-    put(trainer, method=trainer.method._replace(**changed))
+    put(trainer, method=replace(trainer.method, **changed))
     return seen
 
 

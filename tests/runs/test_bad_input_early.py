@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from toykit import redness, toy
 
-from flowrl.config.load import Config, with_rewards
+from flowrl.api.arguments import config_of
+from flowrl.config.load import Config
 from flowrl.core.errors import RewardError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_call import try_out
@@ -41,7 +42,7 @@ def test_a_mistake_in_a_reward_is_found_before_anything_is_loaded(
 ) -> None:
     config = toy(tmp_path, "model={fn: toykit.unloadable}")  # or its own error would come
     with pytest.raises(RewardError, match=f"two random images, before anything is loaded: {said}"):
-        train(config, tmp_path / "run", rewards={"mine": reward}, quiet=True)
+        train(config_of(config, rewards={"mine": reward}), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -102,7 +103,7 @@ def test_nothing_remembers_it(tmp_path: Path) -> None:
 def test_a_run_begins_with_a_reward_that_counts(tmp_path: Path) -> None:
     """What it counted is the iteration's calls."""
     counting = Once()
-    config = with_rewards(toy(tmp_path), {"counting": counting})
+    config = config_of(toy(tmp_path), rewards={"counting": counting})
     trainer = Trainer(config)
     trainer.step()
     assert counting.calls == 1 and os.getpid()

@@ -91,25 +91,6 @@ def test_a_run_without_its_config_is_not_written_over(tmp_path: Path, whole: Pat
     assert contents(run) == before
 
 
-def test_a_summary_stays_until_there_is_a_checkpoint_after_it(
-    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A resume for more iterations whose first one fails leaves the end of before."""
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    before = (run / "summary.json").read_bytes()
-
-    def broken(*_: object) -> None:
-        raise RunError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("flowrl.training.trainer.collect", broken)
-        with pytest.raises(RunError, match="broken"):
-            train(few(tmp_path, "train.iterations=5"), run, resume=True, quiet=True)
-    assert (run / "summary.json").read_bytes() == before
-    summary = train(few(tmp_path, "train.iterations=5"), run, resume=True, quiet=True)
-    assert summary["iterations"] == 5
-
-
 def test_without_evaluations_no_checkpoint_is_taken_for_a_worse_one(
     tmp_path: Path, whole: Path
 ) -> None:

@@ -57,7 +57,7 @@ def test_steps_with_a_signal_are_made_where_most_have_none(
     norms = [row["grad_norm"] for row in made]
     taught, quiet = norms[3::4], sorted(set(norms) - set(norms[3::4]))
     assert min(taught) > 10 * quiet[len(quiet) // 2]  # what the old rule left out
-    assert trainer.memory["norms"] == pytest.approx(taught, rel=1e-6)
+    assert trainer.state.memory["norms"] == pytest.approx(taught, rel=1e-6)
 
 
 @pytest.mark.parametrize(("most", "skipped"), [("1e-3", 1), ("1.0", 0), (".inf", 1)])
@@ -67,13 +67,13 @@ def test_an_outlier_is_left_out_above_the_clipping_norm(
     """The toy's gradient is about 0.2, here of 2000 times the median before."""
     options = ["train.updates=1", f"train.max_grad_norm={most}"]
     trainer = Trainer(toy(tmp_path, SHORT, *options))
-    trainer.memory["norms"] = [1e-4] * 4
+    trainer.state.memory["norms"] = [1e-4] * 4
     before = weights_of(trainer)
     metrics = trainer.step()
     assert 0.01 < metrics["grad_norm"] < 1
     assert metrics["grad_outliers"] == skipped
     assert unchanged(trainer, before) == bool(skipped)
-    assert len(trainer.memory["norms"]) == 4 and trainer.memory["norms"][-1] > 0.01
+    assert len(trainer.state.memory["norms"]) == 4 and trainer.state.memory["norms"][-1] > 0.01
 
 
 def test_the_clipping_norm_by_hand() -> None:

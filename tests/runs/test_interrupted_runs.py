@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from toykit import redness, toy
 
-from flowrl.config.load import Config, load_config, with_rewards
+from flowrl.api.arguments import config_of
+from flowrl.config.load import Config, load_config
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunError
 from flowrl.core.types import RewardBatch
 from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, read_rows, try_lock
@@ -142,7 +143,9 @@ def test_a_stop_is_heard_inside_an_evaluation(tmp_path: Path, whole: Path) -> No
             os.kill(os.getpid(), signal.SIGINT)
         return redness(batch)
 
-    config = with_rewards(short(tmp_path, "eval.batch=2", "rewards.strict=null"), {"red": pressing})
+    config = config_of(
+        short(tmp_path, "eval.batch=2", "rewards.strict=null"), rewards={"red": pressing}
+    )
     with pytest.raises(Interrupted, match=r"after iteration 0, saved .*000000; go on with"):
         train(config, run, quiet=True)
     assert calls == [2] and not (run / EVALS).exists()
@@ -279,7 +282,7 @@ def test_what_is_no_exception_leaves_a_checkpoint(
     config = short(tmp_path, "checkpoint.every=0")
     kind = RewardError if where == "reward" else Cancelled
     with pytest.raises(kind, match="away") as raised:
-        train(config, run, rewards={"red": cancelled}, quiet=True)
+        train(config_of(config, rewards={"red": cancelled}), run, quiet=True)
     said = "".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     assert f"saved {run}/checkpoints/000001; go on with" in said
     assert saved(run)[-1] == "000001"
@@ -295,13 +298,14 @@ def test_a_run_with_a_function_as_its_reward(tmp_path: Path) -> None:
     def bright(images: Tensor, prompts: list[str]) -> list[float]:
         return images.mean((1, 2, 3)).tolist()
 
-    summary = train(config, run, rewards={"bright": bright}, quiet=True)
+    summary = train(config_of(config, rewards={"bright": bright}), run, quiet=True)
     assert 0 < summary["after"]["bright"] < 1
     assert load_run(run, plugins=("toykit",))[2] == 1
     again = load_config(run / CONFIG, ("train.iterations=2",), ("toykit",))
     with pytest.raises(ConfigError, match=r"over again: flowrl.open\(run, rewards={'bright'"):
         train(again, run, resume=True, quiet=True)
-    assert train(again, run, resume=True, rewards={"bright": bright}, quiet=True)["iterations"] == 2
+    given = config_of(again, rewards={"bright": bright})
+    assert train(given, run, resume=True, quiet=True)["iterations"] == 2
 
 
 def test_a_run_is_opened_without_the_plugin_of_its_reward(tmp_path: Path) -> None:
@@ -321,7 +325,7 @@ def test_a_command_or_the_call_with_the_functions(tmp_path: Path) -> None:
     trainer, run = Trainer(toy(tmp_path)), tmp_path / "my run"
     checkpoints = Checkpoints(trainer, run, None)
     assert f"flowrl train --resume '{run}'" in checkpoints.how_to_go_on()
-    handed = with_rewards(trainer.config, {"b": lambda batch: torch.zeros(len(batch.images))})
+    handed = config_of(trainer.config, rewards={"b": lambda batch: torch.zeros(len(batch.images))})
     vars(trainer)["config"] = replace(handed, plugins=("toykit",))
     assert checkpoints.how_to_go_on() == (
         f"flowrl.open('{run}', plugins=['toykit'], rewards={{'b': ...}}).resume()"

@@ -17,6 +17,7 @@ import torch
 from runkit import config_for, rows
 from toykit import toy
 
+from flowrl.api.arguments import config_of
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import CheckpointError, ConfigError, DataError, RunError
@@ -159,7 +160,8 @@ def test_the_last_lines_name_the_command_that_trains_on(
             assert (run / file.relative_to(home / "whole")).read_bytes() == file.read_bytes()
     # of what a program handed over the call is named
     functions = {"red": lambda images, prompts: images.mean((1, 2, 3))}
-    train(config_for(home, "train.iterations=1"), tmp_path / "mine", rewards=functions)
+    config = config_of(config_for(home, "train.iterations=1"), rewards=functions)
+    train(config, tmp_path / "mine")
     (last,) = (line for line in capsys.readouterr().err.splitlines() if "train on:" in line)
     assert last.endswith("rewards={'red': ...}).resume(train={'iterations': 2})")
 

@@ -21,7 +21,6 @@ from flowrl.techniques.group_credits import (
     consistency_blend,
     difficulty_balanced,
     median_norm,
-    strata_norm,
     unlikely_norm,
     virtual_best,
 )
@@ -39,7 +38,6 @@ class Rule(NamedTuple):
     shifts: bool  # so does a constant
     sums: bool = False  # those of a prompt add up to 0
     flat: bool = True  # a prompt of equal rewards has none
-    noises: int | None = None  # initial noises of each prompt; None: one for each image
 
 
 RULES = {
@@ -55,7 +53,6 @@ RULES = {
     "unlikely": Rule(
         unlikely_norm, {"eps": 1e-9, "log_prob": LOGS}, True, False, sums=True, flat=False
     ),
-    "strata": Rule(strata_norm, {"blend": 0.5, "eps": 1e-9}, True, True, sums=True, noises=2),
 }
 battery = pytest.mark.parametrize("name", RULES)
 REWARDS = [[0.3, 0.9, 0.4, 0.1], [0.2, 0.3, 0.7, 0.6], [0.5, 0.5, 0.5, 0.5]]
@@ -65,7 +62,7 @@ REWARDS = [[0.3, 0.9, 0.4, 0.1], [0.2, 0.3, 0.7, 0.6], [0.5, 0.5, 0.5, 0.5]]
 def test_what_scaling_and_shifting_rewards_does(name: str) -> None:
     """Rewards times 1/2, and plus 1/16: what should not change does not, what should does."""
     rule = RULES[name]
-    reward, *rest = drawn(REWARDS, noises=rule.noises)
+    reward, *rest = drawn(REWARDS)
     before, half, more = (
         rule.credit(r, *rest, **rule.options) for r in (reward, reward / 2, reward + 1 / 16)
     )
@@ -81,7 +78,7 @@ def test_sums_of_a_prompt_and_equal_rewards(name: str) -> None:
     """Centred advantages add up to 0. The third prompt's images are equal: exactly no advantage,
     but for NGRPO, COPO and the unlikely one, which exist to give it one."""
     rule = RULES[name]
-    found = images(rule.credit, *drawn(REWARDS, noises=rule.noises), **rule.options)
+    found = images(rule.credit, *drawn(REWARDS), **rule.options)
     assert (found[8:] == [0] * 4) == rule.flat
     sums = [sum(found[first : first + 4]) for first in (0, 4, 8)]
     if rule.sums:
@@ -137,8 +134,6 @@ def test_advantages_are_those_of_the_fixtures(
         (median_norm, [[0.5]], {"eps": 0.0}, "eps > 0"),
         (signed_power, [[0.5]], {"gamma": -1.0}, "gamma > -1"),
         (unlikely_norm, [[-1, 1]], {"log_prob": torch.zeros(4)}, "rewards from 0 on"),
-        (strata_norm, [[0.0, 1.0]], {"blend": 0.5}, "take a plan that forks"),
-        (strata_norm, [[1.0]], {"blend": 2.0}, "blend in"),
     ],
 )
 def test_bad_rewards_and_options_are_named(
@@ -183,15 +178,6 @@ def test_prompts_that_agree_are_compared_with_other_prompts() -> None:
     worth = [0.25 * (1 - bits * 0.375), 0.2, 1.0]
     last = images(consistency_blend, *torn, discount=True)
     assert [last[4], last[8]] == pytest.approx(z(worth)[1:], abs=1e-5)
-
-
-def test_strata_are_images_of_one_noise() -> None:
-    """Rewards 0 1 and .2 .4: within a noise -1, 1; within the prompt (-.4 .6 -.2 0) over its std
-    sqrt(.14); half of each."""
-    laid = drawn([[0.0, 1.0, 0.2, 0.4]], noises=2)
-    spread = math.sqrt(0.14)
-    wanted = [(s + gap / spread) / 2 for s, gap in ((-1, -0.4), (1, 0.6), (-1, -0.2), (1, 0.0))]
-    assert images(strata_norm, *laid, blend=0.5) == pytest.approx(wanted, abs=1e-4)
 
 
 def test_salt_gives_a_shared_step_the_mean_of_those_that_share_it() -> None:

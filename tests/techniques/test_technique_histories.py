@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from groupkit import batch, drawn, images, visit
+from groupkit import drawn, images, visit
 from torch import Tensor
 from toykit import toy
 
@@ -22,7 +22,6 @@ from flowrl.core.types import Scores
 from flowrl.techniques.prompt_histories import (
     risk_bundles,
     risk_value,
-    shrunken_mean,
     single_stream,
     smooth_norm,
 )
@@ -133,20 +132,6 @@ def test_single_stream_refuses_a_prompt_set_that_changed(tmp_path: Path, change:
     assert later.iteration == 0
 
 
-def test_a_baseline_leans_on_the_past_until_it_is_contradicted() -> None:
-    """V_0.5: k 4, spread .5: s = 1/16. Before .5: a mean of .75 is within noise, the baseline stays
-    .5; a mean of 1 has D = 3/16, w = 3/4, baseline .875. First visit: the mean."""
-    credit = shrunken_mean(rate=0.5)
-    credit.start(["a"])
-    assert visit(credit, [1, 1, 0, 0], "aaaa") == [0.5, 0.5, -0.5, -0.5]
-    reward, leaf, tree, texts = batch([1, 1, 1, 0], "aaaa")
-    assert credit(reward, leaf, tree, prompts=texts).tolist() == [0.5, 0.5, 0.5, -0.5]
-    assert visit(credit, [1, 1, 1, 1], "aaaa") == pytest.approx([0.125] * 4)
-    assert credit.kept["value"].tolist() == [[0.75]]
-    with pytest.raises(ConfigError, match="rate <= 1"):
-        shrunken_mean(rate=0.0)
-
-
 # ------------------------------------------------------------------- credits that remember prompts
 
 # what each prompt's images got at the first visit, and at the second
@@ -172,11 +157,6 @@ MEMORIES = {
     "DCPO": Memory(smooth_norm, (0, 1, 2), True, True, False, False),
     # nothing came before: the group's own statistics
     "DCPO, first": Memory(smooth_norm, (), True, True, True, True),
-    # the range of rewards is an option, so a factor changes how much a mean may deviate by chance;
-    # a constant moves mean and baseline alike
-    "V_0.5": Memory(shrunken_mean, (0, 1, 2), False, True, False, False),
-    # its baseline is then the mean, and nothing is divided
-    "V_0.5, first": Memory(shrunken_mean, (), None, True, None, True),
     # quantiles of the first batch move with the rewards, and sums are divided by their std
     "RiskPO, first": Memory(partial(risk_bundles, size=1), (), True, True, True, True),
     # at a visit quantiles move by .1 (level - share below), which knows no unit; a constant is in
@@ -226,13 +206,6 @@ def test_what_scaling_and_shifting_does_to_what_remembers(name: str) -> None:
     for always, shifts in ((True, memory.shifts), (False, memory.now_shifts)):
         moved = remembered(memory, more=1 / 16, always=always)
         assert torch.allclose(moved, before, atol=2e-5) == shifts, (always, moved, before)
-
-
-def test_v_05_is_only_scaled_where_the_range_is_scaled_too() -> None:
-    """Half the rewards with half the range: half of each advantage."""
-    memory = MEMORIES["V_0.5"]
-    half = memory._replace(make=partial(shrunken_mean, spread=0.25))
-    torch.testing.assert_close(remembered(half, factor=0.5), remembered(memory) / 2)
 
 
 def test_gdpo_sees_no_units_of_any_reward() -> None:

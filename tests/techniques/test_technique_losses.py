@@ -5,28 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 import torch
-from losskit import loss_input, numbers, on_tensors
+from losskit import loss_input, numbers
 from torch import Tensor
-from toykit import toy
 
 from flowrl.algorithms.losses import policy
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Eval, LossInput
 from flowrl.techniques import group_losses
 from flowrl.techniques.group_losses import (
-    group_regression,
-    hybrid_ratio,
-    kept_gradient,
     level_preference,
     simple_preference,
 )
-from flowrl.training.trainer import Trainer
 
 F64 = torch.float64
 
@@ -46,81 +40,6 @@ def slopes(
     loss(rows(now, a, **fields), **options)[0].sum().backward()
     assert now.grad is not None
     return (now.grad / -torch.tensor(a, dtype=F64)).tolist()
-
-
-def regressed(log_ratio: list[float], a: list[float], siblings: int, **options: Any) -> Any:
-    """Call Reg-GRPO on the images of one prompt, at one step each -> log-ratios, loss, metrics."""
-    now = torch.tensor(log_ratio, dtype=F64).requires_grad_()
-    prompt = torch.zeros(len(a), dtype=torch.int64)
-    data = rows(now, a, segment=prompt, siblings=torch.full_like(prompt, siblings))
-    data = data._replace(batch=data.batch._replace(step=prompt))
-    return now, *group_regression(data, **options)
-
-
-def test_reg_grpo_has_the_reference_s_numbers() -> None:
-    """B 3.9: log-ratios .01 -.02 .03 0 are predictions .277350 -1.386750 1.386750 -.277350 (std of
-    n); their mean squared distance to 1 -1 .5 -.5 is .3769246."""
-    a = [1.0, -1.0, 0.5, -0.5]
-    _, loss, metrics = regressed([0.01, -0.02, 0.03, 0.0], a, 4, eps=1e-12)
-    assert float(loss.detach().mean()) == pytest.approx(0.3769246, abs=5e-8)
-    predicted = torch.tensor([0.277350, -1.386750, 1.386750, -0.277350], dtype=F64)
-    wanted = (predicted - torch.tensor(a, dtype=F64)).square()
-    torch.testing.assert_close(loss.detach(), wanted, rtol=0, atol=2e-6)
-    assert float(metrics["ratio"][1].log()) == pytest.approx(-0.02)
-
-
-def test_reg_grpo_on_policy_is_the_centred_regression() -> None:
-    """All log-ratios 0: the predictions are (l - mean l) / eps, so the gradient of the sum is
-    -2 (A - mean A) / eps, and finite although the std has none there."""
-    now, loss, _ = regressed([0.0] * 3, [1.0, -0.5, 0.2], 3, eps=0.01)
-    loss.sum().backward()
-    middle = 0.7 / 3
-    wanted = [-200 * (a - middle) for a in (1.0, -0.5, 0.2)]
-    assert now.grad.tolist() == pytest.approx(wanted)
-    assert loss.tolist() == pytest.approx([1.0, 0.25, 0.04])
-
-
-def test_reg_grpo_standardises_each_step_of_whole_prompts() -> None:
-    """Two images with two steps each are four trained draws of a prompt, standardised by step: a
-    pair is 1 and -1 whatever its size. A node with two rows counts once; a torn group is named."""
-    now = torch.tensor([0.1, 0.3, -0.2, -0.1], dtype=F64)
-    prompt, step = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 0, 1, 1])
-    data = rows(now, [0.0] * 4, segment=prompt, siblings=torch.full((4,), 4))
-    data = data._replace(batch=data.batch._replace(step=step))
-    assert group_regression(data, eps=1e-9)[0].tolist() == pytest.approx([1.0] * 4)
-    twice = data.batch._replace(node=torch.tensor([5, 6, 5, 6]))
-    data = data._replace(batch=twice, siblings=torch.full((4,), 2))
-    assert group_regression(data, eps=1e-9)[0].tolist() == pytest.approx([1.0] * 4)
-    with pytest.raises(ConfigError, match="torn: 2 of its 3"):
-        group_regression(data._replace(siblings=torch.full((4,), 3)))
-    with pytest.raises(ConfigError, match="segment="):
-        group_regression(data._replace(segment=None))
-    with pytest.raises(ConfigError, match="eps > 0"):
-        group_regression(data, eps=0.0)
-
-
-@pytest.mark.parametrize("likelihood", ["{fn: reverse}", "{fn: forward, draws: 2, shared: true}"])
-def test_reg_grpo_trains_in_a_run(tmp_path: Path, likelihood: str) -> None:
-    """Three steps of four images of two prompts, in calls that are smaller than a prompt; two
-    updates."""
-    options = ("segment={fn: prompt}", "train.micro_batch=2", f"likelihood={likelihood}")
-    trainer = Trainer(toy(tmp_path, "loss={fn: group_regression}", *options))
-    metrics = trainer.step()
-    assert metrics["grad_norm"] > 0 and metrics["ratio"] != 1
-    with pytest.raises(ConfigError, match="segment="):
-        Trainer(toy(tmp_path, "loss={fn: group_regression}", f"likelihood={likelihood}"))
-
-
-def test_a_hybrid_mixes_the_ratios_of_steps_and_images() -> None:
-    """Two steps of one image: .3 of each step's ratio, .7 of their geometric mean; the second step
-    is beyond its own range, the image is not."""
-    ratio, mean_ratio = [1.1, 1.3], math.sqrt(1.1 * 1.3)
-    wide = {"clip_low": 0.2, "clip_high": 0.2, "image_low": 0.25, "image_high": 0.25, "mix": 0.3}
-    segment = torch.tensor([4, 4])
-    found = slopes(hybrid_ratio, ratio, [1.0, 1.0], segment=segment, options=wide)
-    assert found == pytest.approx([0.3 * 1.1 + 0.7 * mean_ratio, 0.7 * mean_ratio])
-    with pytest.raises(ConfigError, match="no segment"):
-        slopes(hybrid_ratio, ratio, [1.0, 1.0], options=wide)
 
 
 def test_simpo_by_hand() -> None:
@@ -158,22 +77,6 @@ def test_trpa_by_hand() -> None:
     assert now.grad is not None and now.grad[3:].tolist() == [0, 0]
     with pytest.raises(ConfigError, match="torn"):
         level_preference(data._replace(siblings=torch.full((5,), 4)))
-
-
-def test_a_share_of_the_gradient_is_kept_outside_of_the_range() -> None:
-    """CE-GPPO in closed form: the gradient of log r is -A w with w = r inside, keep times the end
-    of the range outside; on the other side PPO has a gradient of its own, r."""
-    ratio = torch.tensor([1.1, 1.5, 0.5, 0.5, 1.5], dtype=torch.float64)
-    advantage = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])
-    log_prob = ratio.log().requires_grad_()
-    call = on_tensors(kept_gradient)
-    options = {"clip_low": 0.2, "clip_high": 0.2, "keep_low": 0.5, "keep_high": 0.25}
-    loss, metrics = call(log_prob, torch.zeros(5), advantage, **options)
-    loss.sum().backward()
-    assert log_prob.grad is not None
-    assert log_prob.grad.tolist() == pytest.approx([-1.1, -0.3, 0.4, -0.5, 1.5])
-    assert loss.tolist() == pytest.approx([-1.1, -1.2, 0.8, -0.5, 1.5])
-    assert metrics["clip_frac"].tolist() == [0, 1, 1, 0, 0]
 
 
 WIDE: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
@@ -248,9 +151,6 @@ def test_bad_options_of_losses_are_named(loss: str, options: dict[str, float], w
 # -------------------------------------------------------------------------------- at a ratio of 1
 
 CLIP: dict[str, Any] = {"clip_low": 1e-3, "clip_high": 1e-3}
-IMAGE: dict[str, Any] = {"image_low": 1e-3, "image_high": 1e-3}
-
-
 # every rule for the ratio, and the factor of its gradient
 RULES: dict[str, tuple[Callable[..., Any], dict[str, Any], float]] = {
     "ppo_clip": (policy.ppo_clip, CLIP, 1.0),
@@ -260,10 +160,8 @@ RULES: dict[str, tuple[Callable[..., Any], dict[str, Any], float]] = {
     # 2 / scale times the policy gradient
     "ratio_regression": (group_losses.ratio_regression, {"scale": 0.5}, 4.0),
     "asymmetric_ratio": (group_losses.asymmetric_ratio, CLIP, 1.0),
-    "kept_gradient": (group_losses.kept_gradient, CLIP | {"keep_low": 0.5, "keep_high": 0.5}, 1.0),
     "divergence_mask": (policy.divergence_mask, {"most": 1e-6}, 1.0),
     "velocity_mask": (group_losses.velocity_mask, {"most": 1e-6}, 1.0),
-    "hybrid_ratio": (group_losses.hybrid_ratio, CLIP | IMAGE, 1.0),
 }
 
 

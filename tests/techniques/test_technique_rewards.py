@@ -61,30 +61,11 @@ def test_sure_and_right_images_get_the_bonus() -> None:
     assert found == pytest.approx([1, 1.5, 0, 1.5, 0, 0.9])
 
 
-def test_a_threshold_rises_once_the_model_is_ready() -> None:
-    """.3 to .8, first step .15, window 2: two iterations at .5 raise it to .45; the older one is
-    forgotten; one at .7 makes the mean .6, .15 above: by .15 x .7 to .555."""
-    made = reward_mixes.tightening(reward="r", window=2)
-    seen: list[float] = []
-    for value in (0.5, 0.5, 0.4, 0.7, 0.7):
-        reward, leaf, tree = drawn([[value, value]])
-        scores = Scores({"r": reward}, {"r": 1.0}, leaf, tree)
-        passed = made(scores, lambda r: r)
-        assert passed.advantage.tolist() == [float(value >= made.threshold)] * 2
-        made.update(scores)
-        seen.append(made.threshold)
-    again = reward_mixes.tightening(reward="r", window=2)
-    again.load_state_dict(made.state_dict())
-    assert (again.threshold, again.hits, again.means) == (made.threshold, made.hits, made.means)
-    assert seen == pytest.approx([0.3, 0.45, 0.45, 0.45, 0.555])
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: mixed(reward_mixes.conditional, {"r": [[0.0]]}, by="q"), "no reward 'q'"),
         (lambda: mixed(reward_mixes.conditional, {"r": [[0.0]]}, by="r", inter=2.0), "inter"),
-        (lambda: reward_mixes.tightening(reward="r", start=0.9), "start < target"),
         (lambda: constrained(at_least={"z": 1.0})(scores({"a": [1.0]}, [1]), same), "reward 'z'"),
         (lambda: constrained(at_least={}), "at_least"),
         (lambda: constrained(at_least={"a": 1.0}, lr=0.0), "lr > 0"),

@@ -32,7 +32,6 @@ OF_LOG_PROBS = {
     f"one_sided, {CLIP}": (),
     "opmd, tau: 1.0": (),
     "ratio_regression, scale: 1.0": (),
-    "group_regression": ("segment={fn: prompt}",),
     "awm": (),
     "regression": ("credit={fn: best_of}",),
     "diffusion_dpo, beta: 10.0": PAIRS,

@@ -14,7 +14,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.cost.report import absent_files
 from flowrl.training.checkpoint import save
-from flowrl.training.meaning import KEY
+from flowrl.training.checkpoint_state import KEY
 from flowrl.training.start_weights import check_start, low_rank, mean_weights, start_from
 from flowrl.training.trainer import Trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def test_a_loss_cannot_overwrite_what_the_run_measures(tmp_path: Path, name: str
         value, metrics = loss(data)
         return value, metrics | {name: value.detach()}
 
-    put(run, method=run.method._replace(loss=taking))
+    put(run, method=replace(run.method, loss=taking))
     with pytest.raises(ConfigError, match=f"returns a metric '{name}'.*give it another name"):
         run.step()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_prompts_without_a_signal_are_drawn_again(tmp_path: Path) -> None:
             found: Tensor = learn(reward, leaf, tree)
             return found
 
-        put(trainer, method=trainer.method._replace(credit=spy))
+        put(trainer, method=replace(trainer.method, credit=spy))
     texts = [base.train_set.texts[row] for row in base.rows()]
     bad = [n for n, text in enumerate(texts) if text in ("a red dot", "a green dot")]
     plain, other = base.step(), again.step()

@@ -146,7 +146,7 @@ def test_when_it_is_refreshed(tmp_path: Path) -> None:
         run.state.iteration = iteration
         assert decay_of(run, "slow", far=one) == decay
         assert follow(run, kl=0.2 * one) == {"refreshed/slow": float(decay == 0)}
-    assert run.memory == {"refreshed": {"slow": 8}}
+    assert run.state.memory == {"refreshed": {"slow": 8}}
 
 
 def test_the_largest_kl_of_a_step() -> None:
@@ -188,7 +188,7 @@ def test_a_run_refreshes_where_the_kl_is_large(tmp_path: Path) -> None:
 
 def test_with_one_update_it_is_the_kl_of_the_log(tmp_path: Path) -> None:
     run = gardo(tmp_path, "every: 100, above: 1.0e+9", "train.updates=1")
-    assert run.step()["kl"] == 0 and "refreshed" not in run.memory  # the copy is it
+    assert run.step()["kl"] == 0 and "refreshed" not in run.state.memory  # the copy is it
     metrics = run.step()
     assert metrics["kl_most"] == pytest.approx(metrics["kl"], rel=1e-6) and metrics["kl"] > 0
 
@@ -199,7 +199,7 @@ def test_a_resumed_run_knows_when_it_was_refreshed(tmp_path: Path) -> None:
     first_kl = gardo(tmp_path, "every: 100, above: 1.0e+9").step()["kl_most"]
     slow = f"every: 6, above: {first_kl * 1.5!r}"
     whole, second, metrics = halves(partial(gardo, tmp_path, slow), tmp_path, 2, 4)
-    assert second.memory == whole.memory
+    assert second.state.memory == whole.state.memory
     assert any(row["refreshed/slow"] for row in metrics[:2])
 
 

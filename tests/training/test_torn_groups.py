@@ -3,6 +3,7 @@ Whatever a config says that tears such a group is refused before a weight is rea
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,11 +48,6 @@ TORN: dict[str, tuple[str, list[str], str]] = {
     # the others that compare all images of a prompt
     "CRD": ("crd", ["select={fn: nonzero}"], "crd compares all images"),
     "TRPA": ("dgpo", ["loss={fn: level_preference}", "segment={fn: siblings}"], JOINS_DRAWS),
-    "Reg-GRPO": (
-        "dgpo",
-        [NOISY, DRAWS, "loss={fn: group_regression}", "select={fn: fraction, share: 0.5}"],
-        "torn: 16 of its 40 images",
-    ),
     "a surrogate": (
         "tdm_r1",
         ["surrogate.alone=0", "segment={fn: siblings}"],
@@ -92,7 +88,6 @@ GROUP_LOSSES: dict[str, tuple[str, list[str]]] = {
     "dgpo": ("dgpo", []),
     "crd": ("crd", []),
     "level_preference": ("dgpo", ["loss={fn: level_preference}"]),
-    "group_regression": ("dgpo", [NOISY, DRAWS, "loss={fn: group_regression}", "kl=null"]),
 }
 
 
@@ -108,7 +103,7 @@ def watched(folder: Path, name: str, *changes: str) -> tuple[Trainer, list[tuple
         seen.append((data, said.detach()))
         return said, metrics
 
-    put(trainer, method=trainer.method._replace(loss=spied))
+    put(trainer, method=replace(trainer.method, loss=spied))
     return trainer, seen
 
 
@@ -140,7 +135,7 @@ def test_an_idle_call_where_a_selection_took_all(tmp_path: Path) -> None:
     ro, advantage = found.ro, found.weight
     table = node_table(trainer, ro, advantage)
     want = first_unit(trainer, ro, table)
-    put(trainer, method=trainer.method._replace(select=[lambda data: data.advantage]))
+    put(trainer, method=replace(trainer.method, select=[lambda data: data.advantage]))
     table = table._replace(factor=torch.zeros_like(table.factor))
     assert first_unit(trainer, ro, table).node.tolist() == want.node.tolist()
 

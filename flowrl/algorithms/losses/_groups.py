@@ -47,35 +47,16 @@ def velocity_error(data: LossInput, under: Eval, *, normalize: bool = False) -> 
 def whole_groups(who: str, data: LossInput) -> Tensor:
     """Number the rows [B] of one prompt and one draw. Raises ConfigError for a group that is torn
     over network calls, or that a selection has thinned out."""
-    segment, siblings = _joined(who, data)
-    # rows of a group in this call, beside how many of it are trained at all
-    index = numbered(segment, data.batch.step)
-    count = total(index, torch.ones(len(index), device=index.device))
-    _refuse_torn(who, count.long(), siblings)
-    return index
-
-
-def whole_prompts(who: str, data: LossInput) -> Tensor:
-    """Number the rows [B] of one prompt and one step or draw, where a prompt may have trained nodes
-    at several steps. Raises ConfigError as `whole_groups`."""
-    segment, siblings = _joined(who, data)
-    # nodes of a prompt in this call: one that has several rows counts once
-    ones = torch.ones(len(segment), dtype=torch.float64, device=segment.device)
-    rows_of_node = total(numbered(data.batch.node), ones)
-    count = total(numbered(segment), 1 / rows_of_node).round()
-    _refuse_torn(who, count.long(), siblings)
-    return numbered(segment, data.batch.step)
-
-
-def _joined(who: str, data: LossInput) -> tuple[Tensor, Tensor]:
-    """Return segments and siblings [B]. Raises ConfigError without them: a prompt's images may then
-    be spread over several calls."""
     if data.segment is None or data.siblings is None:
         raise ConfigError(
             f"{who}: compares all images of a prompt, so these must be in one network call; set "
             "segment={fn: prompt}"
         )
-    return data.segment, data.siblings
+    # rows of a group in this call, beside how many of it are trained at all
+    index = numbered(data.segment, data.batch.step)
+    count = total(index, torch.ones(len(index), device=index.device))
+    _refuse_torn(who, count.long(), data.siblings)
+    return index
 
 
 def _refuse_torn(who: str, count: Tensor, whole: Tensor) -> None:

@@ -21,7 +21,8 @@ def weighted_sum(scores: Scores, credit: Credit) -> Mixed:
     The reward with the largest spread decides, whatever its weight says (Flow-GRPO's
     ``multi_score``).
     """
-    return _summed(weighted(scores), credit)
+    parts = weighted(scores)
+    return Mixed(credit(total_of(parts)), parts, {})
 
 
 def advantage_sum(scores: Scores, credit: Credit) -> Mixed:
@@ -87,7 +88,7 @@ def log_tame(
             )
         parts[name] = scores.weights[name] * (values.log1p() if tame else values)
         metrics[f"tamed/{name}"] = float(tame)
-    return _summed(parts, credit)._replace(metrics=metrics)
+    return Mixed(credit(total_of(parts)), parts, metrics)
 
 
 def gated(
@@ -124,7 +125,7 @@ def gated(
         gate = torch.where(values.isnan(), torch.nan, gate)  # not scored is not refused
         metrics[f"gate/{name}"] = gate.nanmean().item()
         opened = opened * gate
-    return _summed(parts, credit)._replace(metrics=metrics)
+    return Mixed(credit(total_of(parts)), parts, metrics)
 
 
 class by_field:
@@ -213,18 +214,15 @@ class by_field:
 
 def counting(scores: Scores) -> list[str]:
     """List the rewards that are not only watched."""
-    names = []
-    for name in scores.values:
-        if scores.weights[name]:
-            names.append(name)
-    return names
+    return [name for name in scores.values if scores.weights[name]]
 
 
 def weighted(scores: Scores) -> dict[str, Tensor]:
     """Return what each reward that counts brings to the weighted sum."""
     parts = {}
-    for name in counting(scores):
-        parts[name] = scores.weights[name] * scores.values[name]
+    for name, row in scores.values.items():
+        if scores.weights[name]:
+            parts[name] = scores.weights[name] * row
     return parts
 
 
@@ -235,10 +233,6 @@ def check_known(where: str, names: Iterable[str], scores: Scores) -> None:
         raise ConfigError(
             f"{where}: there is no reward {strange[0]!r} (there is: {', '.join(scores.values)})"
         )
-
-
-def _summed(parts: dict[str, Tensor], credit: Credit) -> Mixed:
-    return Mixed(credit(total_of(parts)), parts, {})
 
 
 def total_of(parts: dict[str, Tensor]) -> Tensor:

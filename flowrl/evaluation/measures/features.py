@@ -18,8 +18,7 @@ from torch.nn.functional import normalize
 from torchvision.transforms import InterpolationMode
 
 from flowrl.core.devices import check_folder, misfits
-from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.installation import install
+from flowrl.core.errors import ConfigError, DataError, ModelError, install
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

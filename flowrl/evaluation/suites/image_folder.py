@@ -28,8 +28,15 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import is_finite_number, read_json, refuse_pipe, write_json, write_text
-from flowrl.core.identity import differences, sha256_of, short_digest
+from flowrl.core.files import (
+    is_finite_number,
+    read_json,
+    refuse_pipe,
+    sha256_of,
+    write_json,
+    write_text,
+)
+from flowrl.core.identity import differences, short_digest
 from flowrl.core.prompts import PromptSet
 from flowrl.evaluation.image_files import RECORD, find_images, read_image
 from flowrl.evaluation.image_grids import save_png

@@ -219,7 +219,7 @@ class _BudgetedRun:
             metrics = trainer.step()
         adaptive = trainer.config.monitors.adaptive_kl
         if adaptive is not None:  # part of the method; the other monitors have no say here
-            follow_kl(adaptive, metrics, trainer.memory)
+            follow_kl(adaptive, metrics, trainer.state.memory)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # its last kernels are part of the step
         seconds = clock() - began

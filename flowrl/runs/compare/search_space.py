@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.installation import install
+from flowrl.core.errors import ConfigError, install
 
 Value = str | int | float
 

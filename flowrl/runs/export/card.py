@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.config.calls import Call
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON, Call
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import is_finite_number, write_text

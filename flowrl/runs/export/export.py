@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from flowrl.config.handed import PYTHON
+from flowrl.config.calls import PYTHON
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.cost.architecture import facts_of, references

@@ -135,7 +135,7 @@ def follow(run: Run, kl: float = 0.0) -> dict[str, float]:
     for name in kept_copies(run):
         decay = decay_of(run, name, far=name in limits and kl > limits[name])
         if name in limits and decay == 0:
-            run.memory.setdefault("refreshed", {})[name] = _steps(run)
+            run.state.memory.setdefault("refreshed", {})[name] = _steps(run)
         if name != "ref":
             run.weights.lerp(name, decay)
         if name in limits:
@@ -159,7 +159,7 @@ def decay_of(run: Run, name: str, *, far: bool = False) -> float:
     decay_at = run.method.copies[name]
     if name not in limits_of(run.config):
         return decay_at(_steps(run))
-    since = run.memory.get("refreshed", {}).get(name, 0)
+    since = run.state.memory.get("refreshed", {}).get(name, 0)
     return 0.0 if far else decay_at(_steps(run) - since)
 
 

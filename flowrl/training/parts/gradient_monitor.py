@@ -40,7 +40,7 @@ class GradientMonitor(Part):
         assert options is not None
         if not self.judged[update]:
             return True
-        if is_usual(run.memory, norm, options, run.config.train.max_grad_norm):
+        if is_usual(run.state.memory, norm, options, run.config.train.max_grad_norm):
             return True
         return False if options.action == "skip" else None
 

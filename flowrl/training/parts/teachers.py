@@ -19,9 +19,9 @@ from flowrl.core.processes import sharded
 from flowrl.core.teacher_runs import TeacherRun, runs_of
 from flowrl.core.types import Batch, Eval, LossInput, Plan
 from flowrl.training import checkpoint
+from flowrl.training.checkpoint_state import check_meaning, identity_of
 from flowrl.training.guidance import check_guides, guiding, is_guided, teacher_guidance
 from flowrl.training.learn import CallRows
-from flowrl.training.meaning import check_meaning, identity_of
 from flowrl.training.run import Prepared, Run
 from flowrl.training.task import IterationCost, Task
 

@@ -25,8 +25,8 @@ from flowrl.core.errors import ConfigError, FlowRLError, ModelError
 from flowrl.core.prompts import PromptSet, given_prompts, load_prompts
 from flowrl.core.shipped_files import find_resource
 from flowrl.core.types import FlowModel
-from flowrl.models.facts import facts_of, fn_of
-from flowrl.models.loading import locate
+from flowrl.models.files.loading import locate
+from flowrl.models.options import facts_of, fn_of
 from flowrl.models.pipeline import class_of, from_pipeline
 
 SHARE = 10  # of so many different prompts one is held out

@@ -194,7 +194,9 @@ Drop = Annotated[bool, typer.Option("--drop", help="leave bad pairs out instead 
 
 def pairs(source: Source, *, out: Out, drop: Drop = False, json: options.Json = None) -> None:
     """Turn preference data into a list of pairs to train on."""
-    from flowrl.evaluation.pair_formats import convert_pairs
+    from flowrl.evaluation.preference_pairs import (
+        convert_pairs,
+    )
 
     done = convert_pairs(source, out, drop=drop)
     lines = [f"left out: {reason}" for reason in done.dropped[:5]]

@@ -25,14 +25,13 @@ from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import find_resource, resource
 from flowrl.evaluation.sources import source_paths
-from flowrl.models import facts as stated
-from flowrl.models.by_call.targets import lora_targets
-from flowrl.models.facts import Facts, TextShape
+from flowrl.models import options as stated
+from flowrl.models.files.loading import locate, part_class
 from flowrl.models.files.single import converted
 from flowrl.models.files.weights import check_plain
-from flowrl.models.loading import locate, part_class
-from flowrl.models.options import PipelineOptions, Tuning, checked_options, pick_tuning
+from flowrl.models.options import Facts, PipelineOptions, TextShape, checked_options, pick_tuning
 from flowrl.models.pipeline import NETWORKS
+from flowrl.models.tuning import Tuning, lora_targets
 
 RELEASED = "assets/architectures"  # OWNER/NAME.json: {path of a JSON file there: what it holds}
 INDEX = "model_index.json"

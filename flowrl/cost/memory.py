@@ -33,8 +33,7 @@ from flowrl.cost.architecture import (
     text_shape,
     tuning_of,
 )
-from flowrl.models.lora import find_layers
-from flowrl.models.options import Tuning, fully_trained
+from flowrl.models.tuning import Tuning, find_layers, fully_trained
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration
 from flowrl.training.task import IterationCost

@@ -34,9 +34,9 @@ from flowrl.cost.meter import (
     decode_videos,
     saved_for_backward,
 )
-from flowrl.models.facts import Empty, Facts, Sizes, TextShape
-from flowrl.models.options import Tuning, trained_parameters, tune_network
+from flowrl.models.options import Empty, Facts, Sizes, TextShape
 from flowrl.models.runtime import KERNEL, Runtime, one_pass
+from flowrl.models.tuning import Tuning, trained_parameters, tune_network
 from flowrl.training.guidance import guides_reference, is_guided
 
 MANY = 512  # calls of the VAE that are traced one by one

@@ -20,7 +20,9 @@ from flowrl.cost.time_shares import time_lines, times_as_json
 from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
 from flowrl.evaluation.statistics import decided_by
-from flowrl.models.facts import Facts
+from flowrl.models.options import (
+    Facts,
+)
 from flowrl.training.method import COMPANIONS, TRAINED_CALLS, method_of
 from flowrl.training.parts.teachers import teachers_of
 from flowrl.training.run import told_overlap

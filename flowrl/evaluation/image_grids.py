@@ -40,19 +40,17 @@ def labelled_grid(
     columns: Mapping[str, Tensor],
     prompts: Sequence[str],
     *,
-    scale: int | None = None,
     right: Mapping[str, Sequence[bool | None]] | None = None,
     starts: Tensor | None = None,
 ) -> Image.Image:
     """Draw one row per prompt, its text at the left, and one column per entry of `columns` under
-    its name.
+    its name. Small images grow to 96-128 pixels, without smoothing, and images longer than 256
+    pixels are reduced to that.
 
     Args:
         columns: {header: [P, 3, H, W] in [0, 1]}, or of videos [P, T, 3, H, W], of which some
             frames stand side by side; in the order of drawing.
         prompts: P texts; one too long for its row ends in an ellipsis.
-        scale: whole enlargement without smoothing; by default small images grow to 96-128 pixels
-            and images longer than 256 pixels are reduced to that.
         right: {header: [P]}, for columns that were judged: a green frame for a right image, a red
             one for a wrong one, none for None.
         starts: [P, K, 3, H, W], the K images that each row starts from: a first column, "source",
@@ -61,7 +59,7 @@ def labelled_grid(
     Raises DataError if shapes, counts or values do not fit.
     """
     # images as they are drawn; the last column is one of samples
-    tiles = _columns(columns, prompts, scale, starts)
+    tiles = _columns(columns, prompts, starts)
     width, height = next(reversed(tiles.values()))[0].size
     # prompts at the left, names above
     size = font_size(height)
@@ -160,26 +158,24 @@ def _bytes(images: Tensor, where: str) -> np.ndarray:
 
 
 def _tiles(
-    images: Tensor, prompts: Sequence[str], scale: int | None, where: str, large: int = _LARGE
+    images: Tensor, prompts: Sequence[str], where: str, large: int = _LARGE
 ) -> list[Image.Image]:
     """Return images, or film strips of videos [P, T, 3, H, W], as they are drawn."""
     if images.ndim == 5:
-        return _strips(some_frames(images), prompts, scale, where, large // 2)
+        return _strips(some_frames(images), prompts, where, large // 2)
     # one for each prompt
     if len(images) != len(prompts):
         raise DataError(
             f"{where}: expected one image for each of {len(prompts)} prompts, got {len(images)}"
         )
-    if scale is not None and scale < 1:
-        raise DataError(f"expected scale >= 1, got {scale}")
     # smaller, smoothly
     tiles = [Image.fromarray(image) for image in _bytes(images, where)]
     long = max(tiles[0].size)
-    if scale is None and long > large:
+    if long > large:
         small = tuple(max(1, round(side * large / long)) for side in tiles[0].size)
         return [image.resize((small[0], small[1]), Image.Resampling.LANCZOS) for image in tiles]
     # or larger, without smoothing
-    factor = scale or max(1, _SMALL // long)
+    factor = max(1, _SMALL // long)
     width, height = tiles[0].size
     grown = (width * factor, height * factor)
     return [image.resize(grown, Image.Resampling.NEAREST) for image in tiles]
@@ -188,14 +184,13 @@ def _tiles(
 def _columns(
     columns: Mapping[str, Tensor],
     prompts: Sequence[str],
-    scale: int | None,
     starts: Tensor | None,
 ) -> dict[str, list[Image.Image]]:
     """Return the columns of `labelled_grid` as they are drawn, that of the sources first."""
     # all columns of samples have one size
     tiles = {}
     for name, images in columns.items():
-        tiles[name] = _tiles(images, prompts, scale, f"column {name!r}")
+        tiles[name] = _tiles(images, prompts, f"column {name!r}")
     sizes = {tile.size for column in tiles.values() for tile in column}
     if len(sizes) != 1:
         raise DataError(
@@ -206,7 +201,7 @@ def _columns(
     # a source is as large as a sample, or as a frame of one
     films = any(images.ndim == 5 for images in columns.values())
     large = _LARGE // 2 if films else _LARGE
-    sources, height = _strips(starts, prompts, scale, "column 'source'", large), sizes.pop()[1]
+    sources, height = _strips(starts, prompts, "column 'source'", large), sizes.pop()[1]
     if sources[0].height != height:
         raise DataError(
             f"column 'source': expected images as high as the samples, got {list(starts.shape)}, "
@@ -215,13 +210,11 @@ def _columns(
     return {"source": sources, **tiles}
 
 
-def _strips(
-    videos: Tensor, prompts: Sequence[str], scale: int | None, where: str, large: int
-) -> list[Image.Image]:
+def _strips(videos: Tensor, prompts: Sequence[str], where: str, large: int) -> list[Image.Image]:
     """Put the frames of each video [P, T, 3, H, W] side by side, none longer than `large`."""
     columns = []
     for frame in videos.transpose(0, 1):
-        columns.append(_tiles(frame, prompts, scale, where, large))
+        columns.append(_tiles(frame, prompts, where, large))
     strips = []
     for row in zip(*columns, strict=True):
         width, height = row[0].size

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest, hmean, norm
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.evaluation.crossed_errors import (
@@ -225,6 +225,37 @@ def decided_by(images: int) -> str:
         f"{images:,} images decide a change of right images above about {points:.2g} points; half "
         f"of that takes {4 * images:,}"
     )
+
+
+def mmhm(
+    values: Mapping[str, Sequence[float]], *, lower: Collection[str] = ("fid",)
+) -> list[float]:
+    """Return the min-max harmonic mean of each setting from {measure: one value per setting}:
+    several measures as one number, which none of them can hide in.
+
+    u = (x - min) / (max - min), turned round for measures of `lower`, 1 where all are equal; then
+    K / sum_k 1 / (eps + u_k), up to 1 + eps, with eps = 0.001. A measure at its worst keeps the
+    score below about K eps, so of few settings almost all score nothing: compare at least five.
+    Raises DataError for columns that differ in length, and numbers that are not finite.
+    """
+    lengths = {name: len(column) for name, column in values.items()}
+    if len(set(lengths.values())) != 1:
+        raise DataError(f"mmhm: expected measures with one value for each setting, got {lengths}")
+    for name, column in values.items():
+        for place, value in enumerate(column):
+            if not math.isfinite(value):  # nothing is larger or smaller
+                raise DataError(
+                    f"mmhm: {name}, setting {place + 1} of {len(column)}: expected a finite "
+                    f"number, got {value}; leave this measure out, or measure again what has none"
+                )
+    table = np.array([[*column] for column in values.values()], float)  # [measures, settings]
+    for name, column in zip(values, table, strict=True):
+        if name in lower:
+            column *= -1
+    low, high = table.min(1, keepdims=True), table.max(1, keepdims=True)
+    shares = (table - low) / np.where(high > low, high - low, 1.0)
+    shares[(high == low)[:, 0]] = 1.0
+    return [float(mean) for mean in hmean(shares + 1e-3)]
 
 
 class Strength(NamedTuple):

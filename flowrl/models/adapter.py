@@ -24,8 +24,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
-from flowrl.models.facts import PATCH, Facts
-from flowrl.models.options import PipelineOptions
+from flowrl.models.options import PATCH, Facts, PipelineOptions
 from flowrl.models.prompt_encoding import NEGATIVE, halves
 from flowrl.models.tuned_pipeline import TunedPipeline
 

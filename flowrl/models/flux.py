@@ -20,13 +20,19 @@ from flowrl.models.adapter import (
     pack,
     unpack,
 )
-from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, behind, guidance_input
-from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
+from flowrl.models.files.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.options import (
+    PATCH,
     STRICT,
+    Empty,
+    Facts,
     Guidance,
+    Parts,
     PipelineOptions,
+    Sizes,
     T5Tokens,
+    behind,
+    guidance_input,
     options_of,
     pick_tuning,
     warn_if_distilled,
@@ -57,8 +63,8 @@ class FluxFacts(Facts):
     pooled = "pooled_projection_dim"
     needs_negative = True
     tiny = {
-        "flux": ("flowrl.models.tiny.stills:tiny_flux", {}),
-        "flux_schnell": ("flowrl.models.tiny.stills:tiny_flux", {"guidance_embeds": False}),
+        "flux": {},
+        "flux_schnell": {},
     }
 
     def tiny_for(self, parts: Parts) -> str:
@@ -97,11 +103,6 @@ class FluxOptions(PipelineOptions):
     negative_prompt: str = ""
     max_sequence_length: T5Tokens = 512  # tokens of T5: 512 for dev, 256 for schnell
     branches: ClassVar[tuple[str, float]] = ("true_cfg_scale", 1.0)
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of classifier-free guidance."""
-        return self.true_cfg_scale
 
 
 @options_of(FluxOptions, FACTS)

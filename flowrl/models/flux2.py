@@ -21,22 +21,26 @@ from flowrl.models.adapter import (
     grid_positions,
     guidance_rows,
 )
-from flowrl.models.facts import (
+from flowrl.models.files.loading import PipelinePart
+from flowrl.models.options import (
     PATCH,
+    STRICT,
     Empty,
     Facts,
+    Guidance,
     Parts,
+    PipelineOptions,
     Sizes,
     behind,
     check_size,
     guidance_input,
+    options_of,
+    pick_tuning,
     vae_factor,
 )
-from flowrl.models.loading import PipelinePart
-from flowrl.models.lora import JOINT_ATTENTION
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
 from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import JOINT_ATTENTION
 
 APART = 10  # between the times of the image, of its first reference, of the next
 NETWORK_PARTS = {
@@ -71,7 +75,7 @@ class Flux2Facts(Facts):
     targets = TARGETS
     typical = "black-forest-labs/FLUX.2-dev"
     sources = "if named"
-    tiny = {"flux2": ("flowrl.models.tiny.language:tiny_flux2", {})}
+    tiny = {"flux2": {}}
 
     def latent_shape(
         self, parts: Parts, height: int, width: int, *, frames: int = 1

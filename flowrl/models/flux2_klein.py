@@ -9,7 +9,7 @@ from diffusers import Flux2KleinPipeline
 from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError
-from flowrl.models.facts import CALL
+from flowrl.models.files.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.flux2 import (
     NETWORK_PARTS,
     TARGETS,
@@ -18,8 +18,8 @@ from flowrl.models.flux2 import (
     Tokens,
     check_tokens,
 )
-from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import (
+    CALL,
     STRICT,
     Guidance,
     PipelineOptions,
@@ -44,8 +44,8 @@ class KleinFacts(Flux2Facts):
     call = {name: argument for name, argument in CALL.items() if name != "negative_prompt"}
     negative_by_embeds = True
     tiny = {
-        "flux2_klein": ("flowrl.models.tiny.language:tiny_klein", {}),
-        "flux2_klein_distilled": ("flowrl.models.tiny.language:tiny_klein", {"distilled": True}),
+        "flux2_klein": {},
+        "flux2_klein_distilled": {},
     }
 
 
@@ -62,11 +62,6 @@ class Flux2KleinOptions(PipelineOptions):
     # the pipeline knows no other than the empty one
     negative_prompt: str = ""
     max_sequence_length: Tokens = 512
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of guidance."""
-        return self.guidance
 
 
 @options_of(Flux2KleinOptions, FACTS)

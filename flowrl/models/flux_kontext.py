@@ -9,15 +9,11 @@ import torch
 from diffusers import FluxKontextPipeline
 from torch import Tensor
 
-from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import pack
-from flowrl.models.facts import PATCH, check_size
 from flowrl.models.flux import Flux, FluxFacts, FluxOptions, image_ids, load_flux
-from flowrl.models.options import options_of
-from flowrl.models.prompt_encoding import NEGATIVE
-
-SOURCE = "source"
+from flowrl.models.options import PATCH, check_size, options_of
+from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, stacked
 
 
 class KontextFacts(FluxFacts):
@@ -26,7 +22,7 @@ class KontextFacts(FluxFacts):
     pipeline = "FluxKontextPipeline"
     typical = "black-forest-labs/FLUX.1-Kontext-dev"
     sources = "always"
-    tiny = {"flux_kontext": ("flowrl.models.tiny.stills:tiny_flux", {"kontext": True})}
+    tiny = {"flux_kontext": {}}
 
     def source_shape(
         self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
@@ -75,13 +71,7 @@ class FluxKontext(Flux):
     def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Return what `encode` does, and the latents of one source per prompt. Raise DataError for
         another number of them, ModelError for a size that the pipeline cannot make."""
-        wrong = [len(source) for source in sources if len(source) != 1]
-        if wrong or len(sources) != len(prompts):
-            raise DataError(
-                f"encode: expected one source for each of {len(prompts)} prompts, got "
-                f"{len(sources)} prompts with sources" + (f", one with {wrong[0]}" if wrong else "")
-            )
-        images = torch.stack([source[0] for source in sources])
+        images = stacked(prompts, sources, self.most_sources)[:, 0]
         check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
         cond = self.encode(prompts) | {SOURCE: self.latents(images)}
         return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})

@@ -1,17 +1,21 @@
-"""The options of a model: one typed record per adapter, whose fields are the keys of a config's
-`model` section.
+"""What an adapter says before a weight is read: its options, one typed record whose fields are the
+keys of a config's `model` section, and its `Facts`, which cost, exports, rehearsals and doctor ask.
 
-`Tuning` is what they make concrete: which weights are trained, in which dtype, and where.
+An adapter's file hands both to `options_of`; what its class on `Facts` leaves out is as with most
+pipelines of images. The function is then known by the class of its pipeline (`adapters`), whether
+its file stands here or in a package of the user's.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import pkgutil
 import re
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
@@ -19,13 +23,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 import torch
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
-from torch import nn
+from torch import Tensor
 
-from flowrl.core.devices import DTYPES, pick_device
-from flowrl.core.errors import ConfigError, unknown
-from flowrl.models.lora import LoraOptions, Names, add_lora, find_layers
+from flowrl.core.devices import pick_device
+from flowrl.core.errors import ConfigError, ModelError, unknown
 from flowrl.models.prompt_encoding import MOST_T5_TOKENS
 from flowrl.models.runtime import Runtime
+from flowrl.models.tuning import JOINT_ATTENTION, LoraOptions, Names, Tuning, pick_dtype
 
 STRICT = ConfigDict(strict=True, extra="forbid")  # no text is read as a number
 Guidance = Annotated[FiniteFloat, Field(ge=0)]
@@ -88,7 +92,7 @@ class PipelineOptions:
     @property
     def cfg_scale(self) -> float:
         """Return the scale of classifier-free guidance; above 1 there are two branches."""
-        return 1.0
+        return float(getattr(self, self.branches[0], 1.0)) if self.branches[0] else 1.0
 
     @property
     def guided(self) -> bool:
@@ -169,7 +173,7 @@ class PipelineOptions:
 
 
 ADAPTERS: dict[str, Callable[..., Any]] = {}
-"""Adapters by the class of their pipeline; `flowrl.models.facts.adapters` has them all."""
+"""Adapters by the class of their pipeline that were imported by now; `adapters` has them all."""
 
 
 def options_of(
@@ -179,7 +183,7 @@ def options_of(
 
     Its signature becomes the record's, which is what a config binds to. A mistake raises
     ConfigError before the function is entered, so before any weight is read. With ``facts``
-    (`flowrl.models.facts.Facts`) it is an adapter: pipelines of their class are loaded by it.
+    (`Facts`) it is an adapter: pipelines of their class are loaded by it.
     """
 
     def decorate(build: Callable[[Record], Model]) -> Callable[..., Model]:
@@ -248,30 +252,6 @@ def warn_if_distilled(path: str, *, known: bool = False) -> None:
         )
 
 
-class Tuning(NamedTuple):
-    """What `pick_tuning` makes of the options."""
-
-    tune: str
-    lora: LoraOptions
-    targets: Sequence[str]  # names of the layers that get LoRA
-    layers: Sequence[str] | None
-    seed: int
-    device: torch.device
-    dtype: torch.dtype  # of frozen weights and of the arithmetic; trained weights are float32
-    runtime: Runtime = Runtime()
-
-    @property
-    def autocast(self) -> bool:
-        """Tell whether float32 master weights are computed with in another dtype."""
-        return self.tune == "full" and self.dtype != torch.float32
-
-    @property
-    def network_dtype(self) -> torch.dtype:
-        """Return the dtype that the network is loaded in: full tuning keeps all of it in
-        float32."""
-        return torch.float32 if self.tune == "full" else self.dtype
-
-
 def pick_tuning(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
     """Pick device and dtype; ``targets`` get LoRA if the options name none. Raise ConfigError for
     a device that is not here."""
@@ -289,35 +269,244 @@ def pick_tuning(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
     )
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of that name; ``auto`` is bfloat16 on CUDA and on CPUs that multiply in it,
-    else float32."""
-    if name != "auto":
-        return DTYPES[name]
-    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
-    return torch.bfloat16 if fast else torch.float32
+# ------------------------------------------------ what an adapter states of its kind of model
 
 
-def tune_network(network: nn.Module, tuning: Tuning) -> None:
-    """Make trainable what was asked for in a frozen network. Raise ModelError if a target or a
-    layer is not there."""
-    if tuning.tune == "lora":
-        add_lora(network, tuning.lora, tuning.targets, seed=tuning.seed)
-    if tuning.tune == "full":
-        for module in fully_trained(network, tuning):
-            module.requires_grad_(True)
-    network.eval()
+PATCH = 2  # a token is a square of 2 x 2 latents
+# flowrl's arguments of a model -> those of its pipeline's call
+CALL = {
+    "guidance": "guidance_scale",
+    "true_cfg_scale": "true_cfg_scale",
+    "negative_prompt": "negative_prompt",
+    "guidance_rescale": "guidance_rescale",
+    "cfg_normalization": "cfg_normalization",
+    "max_sequence_length": "max_sequence_length",
+    "original_size": "original_size",
+    "crop": "crops_coords_top_left",
+    "target_size": "target_size",
+}
+# values of these that change nothing
+NEUTRAL: dict[str, Any] = {
+    "true_cfg_scale": 1.0,
+    "negative_prompt": "",
+    "guidance_rescale": 0.0,
+    "cfg_normalization": 0.0,
+    "crop": (0, 0),
+}
+Parts = Mapping[str, Mapping[str, Any]]
+"""The settings of a pipeline's parts, by name."""
 
 
-def fully_trained(network: nn.Module, tuning: Tuning) -> list[nn.Module]:
-    """Return the modules whose own weights are trained under ``tune: full``. Raise ModelError for
-    a layer that is not there."""
-    if tuning.layers is None:
-        return [network]
-    return find_layers(network, tuning.layers, "layers")
+class TextShape(NamedTuple):
+    """The embeddings of one prompt, as `encode` of the adapter makes them."""
+
+    tokens: int
+    width: int
+    pooled: int  # numbers besides the tokens; 0 = none
 
 
-def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained by their name in the network, in module order."""
-    return {name: param for name, param in network.named_parameters() if param.requires_grad}
+class Sizes(NamedTuple):
+    """What one network call depends on."""
+
+    latent: tuple[int, ...]  # [C, h, w], of videos [C, t, h, w]
+    text: TextShape
+    source: tuple[int, int] | None = None  # of an editing model: rows and columns of its latents
+
+
+class Empty(NamedTuple):
+    """Rows of a network call without numbers."""
+
+    rows: int
+    dtype: torch.dtype
+
+    def __call__(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor [*sizes] on the meta device."""
+        return torch.empty(*sizes, device="meta", dtype=dtype or self.dtype)
+
+
+class Facts:
+    """What is known of all models that one adapter reads, from the settings of their parts."""
+
+    pipeline: ClassVar[str] = ""  # the class of diffusers whose folders are read
+    kind: ClassVar[str] = ""  # the class of the network that is trained
+    spec: ClassVar[str] = ""  # what metadata of files call it
+    network: ClassVar[str] = "transformer"  # the part that it is
+    targets: ClassVar[Sequence[str]] = JOINT_ATTENTION  # what gets LoRA if a config names nothing
+    # a released model: the sizes of latents and embeddings are those of all
+    typical: ClassVar[str] = ""
+    video: ClassVar[bool] = False  # latents with time
+    discrete_levels: ClassVar[bool] = False  # the network knows its training timesteps alone
+    wide: ClassVar[tuple[str, ...]] = ()  # parts that stay in float32
+    # whether a prompt starts from images
+    sources: ClassVar[Literal["never", "always", "if named"]] = "never"
+    packed: ClassVar[int] = 1  # latents of a channel that are channels of the network's tokens
+    table: ClassVar[str] = ""  # the setting that says where the network's positions end
+    pooled: ClassVar[str] = ""  # the setting that says how many numbers a prompt has beside tokens
+    more_tokens: ClassVar[int] = 0  # of text, beside those of max_sequence_length
+    # options that save memory
+    lighter: ClassVar[Mapping[str, Any]] = {}
+    # arguments of the pipeline's call by options, and values of options that change nothing
+    call: ClassVar[Mapping[str, str]] = CALL
+    neutral: ClassVar[Mapping[str, Any]] = NEUTRAL
+    # whether the pipeline guides only if there is a negative prompt, be it an empty one
+    needs_negative: ClassVar[bool] = False
+    # whether the pipeline takes a negative prompt as embeddings alone
+    negative_by_embeds: ClassVar[bool] = False
+    # whether diffusers reads LoRA in the names of kohya's sd-scripts for it
+    reads_kohya: ClassVar[bool] = True
+    # tiny random pipelines by name, the adapter's own first, with their settings in the form of
+    # assets/tiny.yaml; {}: those of this name there
+    tiny: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def modelspec(self, settings: Mapping[str, Any]) -> str:
+        """Return what the metadata of files on hubs and in ComfyUI call a network of these
+        settings."""
+        return self.spec or self.kind
+
+    def left_out(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the parts of the pipeline that options leave unread."""
+        return ()
+
+    def tiny_for(self, parts: Parts) -> str:
+        """Return the name of the tiny pipeline that is most like a model."""
+        return next(iter(self.tiny), "")
+
+    def latent_shape(
+        self, parts: Parts, height: int, width: int, *, frames: int = 1
+    ) -> tuple[int, ...]:
+        """Return the shape of one latent, as the adapter will have it. Raise ModelError for a size
+        that it will refuse."""
+        settings, factor = parts[self.network], vae_factor(parts["vae"])
+        most = settings.get(self.table) if self.table else None
+        check_size(height, width, unit=self.unit(factor, settings), most=most)
+        return int(settings["in_channels"]) // self.packed, height // factor, width // factor
+
+    def unit(self, factor: int, settings: Mapping[str, Any]) -> int:
+        """Return the pixels that a side is a multiple of; ``factor`` of them are one latent."""
+        return PATCH * factor
+
+    def vae_latent(self, latent: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of what the VAE decodes to one image."""
+        return latent
+
+    def vae_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which the VAE of a run in ``dtype`` works."""
+        return torch.float32 if "vae" in self.wide else dtype
+
+    def source_shape(
+        self, latent: tuple[int, ...], given: Mapping[str, Any], size: tuple[int, int], count: int
+    ) -> tuple[int, int] | None:
+        """Return rows and columns of the latents of a prompt's ``count`` sources as the network has
+        them; None: no tokens of their own."""
+        return None
+
+    def text_shape(self, parts: Parts, given: Mapping[str, Any]) -> TextShape:
+        """Return the sizes of one prompt's embeddings."""
+        settings = parts[self.network]
+        widths = ("joint_attention_dim", "cap_feat_dim", "text_dim", "cross_attention_dim")
+        width = next(settings[name] for name in widths if settings.get(name))
+        tokens = self.more_tokens + given.get("max_sequence_length", 0)
+        return TextShape(tokens, width, int(settings[self.pooled]) if self.pooled else 0)
+
+    def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+        """Return what the adapter hands its network in a call of ``empty.rows`` latents: names and
+        shapes."""
+        raise NotImplementedError
+
+    def random_texts(
+        self, count: int, shape: TextShape, *, device: torch.device, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Return random embeddings {name: [count, ...]}, as `encode` makes them of prompts that are
+        as long as they may be."""
+        sizes: dict[str, tuple[int, ...]] = {"embeds": (count, shape.tokens, shape.width)}
+        if shape.pooled:
+            sizes["pooled"] = (count, shape.pooled)
+        made = {}
+        for name, size in sizes.items():
+            made[name] = torch.randn(*size, device=device, dtype=dtype)
+        return made
+
+    def arguments(self, given: Mapping[str, Any], height: int, width: int) -> dict[str, Any]:
+        """Return what the pipeline is called with for options, beside prompt, images, size and
+        steps; what changes nothing is left out."""
+        chosen: dict[str, Any] = {}
+        for name, argument in self.call.items():
+            value = given.get(name)
+            plain = tuple(value) if isinstance(value, list) else value
+            if plain is not None and plain != self.neutral.get(name):
+                chosen[argument] = plain
+        if self.needs_negative:
+            chosen.pop("negative_prompt", None)
+            if chosen.get("true_cfg_scale", 1.0) > 1:
+                chosen["negative_prompt"] = given["negative_prompt"]
+        return chosen
+
+    def source_note(self, given: Mapping[str, Any]) -> str:
+        """Say where a run scaled sources otherwise than the pipeline does; "" for nowhere."""
+        return ""
+
+
+def check_size(height: int, width: int, *, unit: int, most: int | None = None) -> None:
+    """Raise ModelError unless both are positive multiples of ``unit`` pixels, and at most ``most``
+    of them."""
+    if height < 1 or width < 1 or height % unit or width % unit:
+        raise ModelError(
+            f"height and width must be positive multiples of {unit} pixels, got {height} x {width}"
+        )
+    if most and max(height, width) > most * unit:
+        raise ModelError(
+            f"height and width may be at most {most * unit} pixels here, got {height} x {width}"
+        )
+
+
+def vae_factor(settings: Mapping[str, Any]) -> int:
+    """Return how many pixels of a side are one latent: each level of the VAE but one halves it."""
+    blocks = settings.get("block_out_channels")
+    count = len(settings["temperal_downsample"]) if blocks is None else len(blocks) - 1
+    return int(2**count)
+
+
+def guidance_input(empty: Empty, settings: Mapping[str, Any]) -> Tensor | None:
+    """Return the guidance number of a network that has an input for it."""
+    guided = settings.get("guidance_embeds", False)
+    return empty(empty.rows, dtype=torch.float32) if guided else None
+
+
+def behind(sizes: Sizes) -> Sizes:
+    """Return sizes of a network whose sources stand behind the noisy tokens: those of a taller
+    latent."""
+    if sizes.source is None:
+        return sizes
+    channels, height, width = sizes.latent
+    return sizes._replace(latent=(channels, height + sizes.source[0], width))
+
+
+def facts_of(function: Callable[..., Any]) -> Facts | None:
+    """Return what the adapter behind a config's ``model.fn`` states; None for other models."""
+    return getattr(function, "facts", None)
+
+
+def adapters() -> Mapping[str, Callable[..., Any]]:
+    """Return all adapters by the class of their pipeline: of every file here, and of the user's
+    packages that were imported by now."""
+    package = importlib.import_module("flowrl.models")
+    for info in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"flowrl.models.{info.name}")
+    return ADAPTERS
+
+
+def fn_of(pipeline: str) -> str:
+    """Return how a config names the adapter of a class of pipelines, "" where it has none."""
+    make = adapters().get(pipeline)
+    if make is None:
+        return ""
+    own = make.__module__ == f"flowrl.models.{make.__name__}"
+    return make.__name__ if own else f"{make.__module__}.{make.__name__}"
+
+
+def modelspec_of(kind: str, settings: Mapping[str, Any]) -> str:
+    """Return what metadata call a network of this class: as an adapter says, else the class."""
+    for make in adapters().values():
+        if make.facts.kind == kind:  # type: ignore[attr-defined]
+            return str(make.facts.modelspec(settings))  # type: ignore[attr-defined]
+    return kind

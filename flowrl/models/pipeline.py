@@ -29,10 +29,8 @@ from flowrl.models.by_call.options import (
     check_scheduler,
     pipeline_class,
 )
-from flowrl.models.by_call.targets import lora_targets
 from flowrl.models.by_call.texts import KeyedTexts
-from flowrl.models.facts import adapters, fn_of
-from flowrl.models.loading import (
+from flowrl.models.files.loading import (
     Loaded,
     PipelinePart,
     check_libraries,
@@ -42,8 +40,9 @@ from flowrl.models.loading import (
     names_part,
     part_class,
 )
-from flowrl.models.options import options_of, pick_tuning, warn_if_distilled
+from flowrl.models.options import adapters, fn_of, options_of, pick_tuning, warn_if_distilled
 from flowrl.models.tuned_pipeline import TunedPipeline, given, load_for_tuning, loaded_from
+from flowrl.models.tuning import lora_targets
 from flowrl.models.unet import SPACINGS, ddim_scheduler
 from flowrl.models.wan import LOW, Experts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from diffusers import QwenImageEditPipeline
@@ -19,9 +19,8 @@ from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import pack
-from flowrl.models.facts import PATCH
-from flowrl.models.loading import PipelinePart
-from flowrl.models.options import STRICT, options_of, pick_tuning
+from flowrl.models.files.loading import PipelinePart
+from flowrl.models.options import PATCH, STRICT, options_of, pick_tuning
 from flowrl.models.prompt_encoding import NEGATIVE, SOURCE, Texts, stacked, to_pil
 from flowrl.models.qwen_image import (
     PARTS,
@@ -52,7 +51,7 @@ class QwenEditFacts(QwenImageFacts):
         for name, argument in QwenImageFacts.call.items()
         if name != "max_sequence_length"
     }
-    tiny = {"qwen_edit": ("flowrl.models.tiny.language:tiny_qwen_edit", {})}
+    tiny = {"qwen_edit": {}}
     seen = WHOLE  # pixels that the pipeline shows the language model
 
     def source_shape(
@@ -137,7 +136,7 @@ class QwenEdit(QwenImage):
     has its own.
     """
 
-    facts = FACTS
+    facts: ClassVar[QwenEditFacts] = FACTS
 
     options: QwenEditOptions
     most_sources = 1
@@ -154,9 +153,10 @@ class QwenEdit(QwenImage):
     @property
     def unlike_pipeline(self) -> str | None:
         """Say by which options a source is not scaled as the pipeline scales it; None: by none."""
-        if (self.options.source_pixels, self.seen_pixels) == (WHOLE, WHOLE):
+        seen = self.facts.seen
+        if (self.options.source_pixels, self.seen_pixels) == (WHOLE, seen):
             return None
-        return f"the pipeline scales sources to {WHOLE} pixels; so do the default options"
+        return f"the pipeline scales sources to {WHOLE} and {seen} pixels; so do the defaults"
 
     def encode(self, prompts: list[str]) -> Cond:
         """Raise DataError: an edit starts from an image."""

@@ -11,7 +11,6 @@ from pydantic.dataclasses import dataclass
 
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.qwen_edit import (
-    WHOLE,
     Pixels,
     QwenEdit,
     QwenEditFacts,
@@ -28,7 +27,7 @@ class QwenEditPlusFacts(QwenEditFacts):
 
     pipeline = "QwenImageEditPlusPipeline"
     typical = "Qwen/Qwen-Image-Edit-2509"
-    tiny = {"qwen_edit_plus": ("flowrl.models.tiny.language:tiny_qwen_edit", {"plus": True})}
+    tiny = {"qwen_edit_plus": {}}
     seen = SEEN
 
 
@@ -63,13 +62,6 @@ class QwenEditPlus(QwenEdit):
     facts = FACTS
 
     most_sources = 3  # as the model card of Qwen-Image-Edit-2509 says
-
-    @property
-    def unlike_pipeline(self) -> str | None:
-        """Say by which options a source is not scaled as the pipeline scales it; None: by none."""
-        if (self.options.source_pixels, self.seen_pixels) == (WHOLE, SEEN):
-            return None
-        return f"the pipeline scales sources to {WHOLE} and {SEEN} pixels; so do the defaults"
 
     def _shown(self, seen: list[Image]) -> Any:
         return seen

@@ -14,11 +14,23 @@ from torch.nn.functional import pad
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import SquareTokenModel, check_scheduler, pack, unpack
-from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, TextShape
-from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
-from flowrl.models.lora import JOINT_ATTENTION
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
+from flowrl.models.files.loading import QWEN_TOKENIZER, PipelinePart
+from flowrl.models.options import (
+    CALL,
+    PATCH,
+    STRICT,
+    Empty,
+    Facts,
+    Guidance,
+    Parts,
+    PipelineOptions,
+    Sizes,
+    TextShape,
+    options_of,
+    pick_tuning,
+)
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import JOINT_ATTENTION
 
 PARTS = {
     "transformer": PipelinePart(("QwenImageTransformer2DModel",)),
@@ -55,7 +67,7 @@ class QwenImageFacts(Facts):
     packed = PATCH**2
     call = CALL | {"guidance": "true_cfg_scale"}
     needs_negative = True
-    tiny = {"qwen_image": ("flowrl.models.tiny.language:tiny_qwen_image", {})}
+    tiny = {"qwen_image": {}}
 
     def vae_latent(self, latent: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of what the VAE decodes: a video of one frame."""
@@ -98,11 +110,6 @@ class QwenImageOptions(PipelineOptions):
     negative_prompt: str = " "
     # tokens of a prompt; a shorter one is filled up and masked
     max_sequence_length: Annotated[int, Field(ge=1, le=1024)] = 512
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of guidance."""
-        return self.guidance
 
 
 @options_of(QwenImageOptions, FACTS)

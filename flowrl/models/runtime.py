@@ -46,7 +46,7 @@ from torch.overrides import TorchFunctionMode
 
 from flowrl.core.errors import ConfigError, ModelError, install, near
 from flowrl.core.processes import context_mesh, world
-from flowrl.models.loading import first_line
+from flowrl.models.files.loading import first_line
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more

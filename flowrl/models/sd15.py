@@ -8,9 +8,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flowrl.core.types import Cond
-from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, DecodeBatch, options_of, pick_tuning
 from flowrl.models.tuned_pipeline import TunedPipeline
+from flowrl.models.tuning import UNET_ATTENTION
 from flowrl.models.unet import PARTS, UNetFacts, UNetModel, UNetOptions, load_unet
 
 
@@ -19,7 +19,7 @@ class SD15Facts(UNetFacts):
 
     pipeline = "StableDiffusionPipeline"
     typical = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-    tiny = {"sd15": ("flowrl.models.tiny.stills:tiny_sd15", {})}
+    tiny = {"sd15": {}}
 
 
 FACTS = SD15Facts()

@@ -12,13 +12,17 @@ from torch import Tensor
 
 from flowrl.core.types import Cond
 from flowrl.models.adapter import FlowMatchingModel, check_configs
-from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes
-from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
+from flowrl.models.files.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.options import (
+    PATCH,
     STRICT,
     DecodeBatch,
+    Empty,
+    Facts,
     Guidance,
+    Parts,
     PipelineOptions,
+    Sizes,
     T5Tokens,
     options_of,
     pick_tuning,
@@ -51,8 +55,8 @@ class SD3Facts(Facts):
     lighter = {"t5": False}
     reads_kohya = False
     tiny = {
-        "sd3": ("flowrl.models.tiny.stills:tiny_sd3", {}),
-        "sd3.5": ("flowrl.models.tiny.stills:tiny_sd3", {"t5": True, "dual": True}),
+        "sd3": {},
+        "sd3.5": {},
     }
 
     def left_out(self, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -93,11 +97,6 @@ class SD3Options(PipelineOptions):
     max_sequence_length: T5Tokens = 256
     decode_batch: DecodeBatch = 64
 
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of classifier-free guidance."""
-        return self.guidance
-
 
 @options_of(SD3Options, FACTS)
 def sd3(options: SD3Options) -> SD3:
@@ -132,12 +131,9 @@ class SD3(FlowMatchingModel[SD3Options]):
         return int(self.network.config.patch_size)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        # The scheduler computes its timesteps by this product in float32; in another dtype the
-        # network would see another time than in the pipeline.
-        scale = self._pipeline.scheduler.config.num_train_timesteps
         named = {
             "hidden_states": x.to(self.dtype),
-            "timestep": sigma.to(x.device).float() * scale,
+            "timestep": self._timesteps(sigma),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "pooled_projections": cond["pooled"].to(self.dtype),
         }

@@ -14,11 +14,10 @@ from transformers import CLIPTextConfig
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.facts import NEUTRAL
-from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
-from flowrl.models.lora import UNET_ATTENTION
-from flowrl.models.options import STRICT, options_of, pick_tuning
+from flowrl.models.files.loading import CLIP_TOKENIZER, Loaded, PipelinePart
+from flowrl.models.options import NEUTRAL, STRICT, options_of, pick_tuning
 from flowrl.models.tuned_pipeline import TunedPipeline
+from flowrl.models.tuning import UNET_ATTENTION
 from flowrl.models.unet import PARTS, UNetFacts, UNetModel, UNetOptions, load_unet
 
 XL_PARTS = PARTS | {
@@ -42,7 +41,7 @@ class SDXLFacts(UNetFacts):
     typical = "stabilityai/stable-diffusion-xl-base-1.0"
     # without a negative prompt the pipeline leads away from zeros
     neutral = NEUTRAL | {"negative_prompt": None}
-    tiny = {"sdxl": ("flowrl.models.tiny.stills:tiny_sdxl", {})}
+    tiny = {"sdxl": {}}
 
     def vae_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return float32 for float16, in which the VAE overflows."""

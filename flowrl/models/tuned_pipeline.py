@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
+from flowrl.models.files.loading import Loaded, PipelinePart, fill, load_pipeline
 from flowrl.models.files.lora_read import looks_like_lora
 from flowrl.models.files.weights import fingerprint
-from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline
-from flowrl.models.lora import first_values, without_adapters
-from flowrl.models.options import Tuning, trained_parameters, tune_network
 from flowrl.models.prompt_encoding import Encode, TextCache, Texts, readers_of
 from flowrl.models.runtime import (
     GraphSteps,
@@ -31,6 +29,13 @@ from flowrl.models.runtime import (
     quiet,
     set_up,
     share_context,
+)
+from flowrl.models.tuning import (
+    Tuning,
+    first_values,
+    trained_parameters,
+    tune_network,
+    without_adapters,
 )
 
 # settings of a scheduler that say what a network predicts, and at which noise

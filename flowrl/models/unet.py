@@ -27,11 +27,19 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import flow_from_vp, per_sample, velocity_from_eps, vp_from_flow
 from flowrl.core.types import Cond
 from flowrl.models.adapter import PipelineModel, guided
-from flowrl.models.facts import Empty, Facts, Parts, Sizes, TextShape
-from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
-from flowrl.models.lora import UNET_ATTENTION
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, Tuning
+from flowrl.models.files.loading import CLIP_TOKENIZER, Loaded, PipelinePart
+from flowrl.models.options import (
+    STRICT,
+    Empty,
+    Facts,
+    Guidance,
+    Parts,
+    PipelineOptions,
+    Sizes,
+    TextShape,
+)
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import UNET_ATTENTION, Tuning
 
 # Each keeps the training schedule in settings that DDIMScheduler reads; those with a noise scale of
 # their own (EDM) or made for distilled networks (LCM) are left out.
@@ -133,11 +141,6 @@ class UNetOptions(PipelineOptions):
     guidance_rescale: Annotated[float, Field(ge=0, le=1)] = 0.0  # the pipeline's
     # of the timesteps; None: as the scheduler's config says
     spacing: Literal["leading", "trailing"] | None = None
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of classifier-free guidance."""
-        return self.guidance
 
     @model_validator(mode="after")
     def _check_rescale(self) -> Self:

@@ -20,20 +20,26 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import sharded, world
 from flowrl.core.types import Cond
 from flowrl.models.adapter import FlowMatchingModel, guided
-from flowrl.models.facts import CALL, PATCH, Empty, Facts, Parts, Sizes, check_size
-from flowrl.models.loading import T5_TOKENIZER, Loaded, PipelinePart
+from flowrl.models.files.loading import T5_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import (
+    CALL,
+    PATCH,
     STRICT,
     DecodeBatch,
+    Empty,
+    Facts,
     Guidance,
+    Parts,
     PipelineOptions,
+    Sizes,
     T5Tokens,
-    Tuning,
+    check_size,
     options_of,
     pick_tuning,
 )
 from flowrl.models.runtime import context_size
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import Tuning
 
 PARTS = {
     "transformer": PipelinePart(("WanTransformer3DModel",)),
@@ -70,9 +76,9 @@ class WanFacts(Facts):
     wide: ClassVar[tuple[str, ...]] = WIDE
     call = CALL | {"frames": "num_frames", "guidance_2": "guidance_scale_2"}
     tiny = {
-        "wan": ("flowrl.models.tiny.videos:tiny_wan", {}),
-        "wan2.2": ("flowrl.models.tiny.videos:tiny_wan22", {}),
-        "wan_ti2v": ("flowrl.models.tiny.videos:tiny_ti2v", {}),
+        "wan": {},
+        "wan2.2": {},
+        "wan_ti2v": {},
     }
 
     def tiny_for(self, parts: Parts) -> str:
@@ -131,11 +137,6 @@ class WanOptions(PipelineOptions):
     flow_shift: Annotated[FiniteFloat, Field(gt=0)] | None = None
     decode_batch: DecodeBatch = 1
     same_guidance: ClassVar[tuple[str, ...]] = ("guidance_2",)
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of classifier-free guidance."""
-        return self.guidance
 
     @model_validator(mode="after")
     def _check_second(self) -> Self:

@@ -14,10 +14,9 @@ from torchvision.transforms.functional import to_pil_image
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
-from flowrl.models.facts import Parts
-from flowrl.models.loading import PipelinePart
-from flowrl.models.options import options_of, pick_tuning
-from flowrl.models.prompt_encoding import NEGATIVE
+from flowrl.models.files.loading import PipelinePart
+from flowrl.models.options import Parts, options_of, pick_tuning
+from flowrl.models.prompt_encoding import NEGATIVE, stacked
 from flowrl.models.tuned_pipeline import load_for_tuning
 from flowrl.models.wan import (
     LOW,
@@ -45,8 +44,8 @@ class WanI2VFacts(WanFacts):
     wide = (*WIDE, IMAGE_ENCODER)
     sources = "always"
     tiny = {
-        "wan_i2v": ("flowrl.models.tiny.videos:tiny_i2v", {"experts": False}),
-        "wan2.2_i2v": ("flowrl.models.tiny.videos:tiny_i2v", {"experts": True}),
+        "wan_i2v": {},
+        "wan2.2_i2v": {},
     }
 
     def tiny_for(self, parts: Parts) -> str:
@@ -115,13 +114,8 @@ class WanI2V(Wan):
     def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Return the prompts' embeddings and what their videos start from {name: [G, ...]}; each
         source is one image [3,H,W] in [0,1] of the video's size. Raise DataError."""
-        if len(sources) != len(prompts) or any(len(source) != 1 for source in sources):
-            raise DataError(
-                f"encode: expected one source image for each of {len(prompts)} prompts, got "
-                f"{[len(source) for source in sources]}"
-            )
+        images = stacked(prompts, sources, self.most_sources)[:, 0]
         cond = Wan.encode(self, prompts)
-        images = [source[0] for source in sources]
         more = {"start": torch.cat([self._start(image) for image in images])}
         if self._pipeline.image_encoder is not None:
             more["image"] = torch.cat([self._seen(image) for image in images])

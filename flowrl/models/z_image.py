@@ -15,12 +15,17 @@ from torch.nn.functional import pad
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import SquareTokenModel, check_configs
-from flowrl.models.facts import PATCH, Empty, Facts, Parts, Sizes, TextShape
-from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
+from flowrl.models.files.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import (
+    PATCH,
     STRICT,
+    Empty,
+    Facts,
     Guidance,
+    Parts,
     PipelineOptions,
+    Sizes,
+    TextShape,
     options_of,
     pick_tuning,
     warn_if_distilled,
@@ -50,7 +55,7 @@ class ZImageFacts(Facts):
     spec = "z-image"
     targets = TARGETS
     typical = "Tongyi-MAI/Z-Image"
-    tiny = {"z_image": ("flowrl.models.tiny.language:tiny_z_image", {})}
+    tiny = {"z_image": {}}
 
     def random_texts(
         self, count: int, shape: TextShape, *, device: torch.device, dtype: torch.dtype

@@ -98,7 +98,7 @@ def _model(path: str, kind: str) -> tuple[Piece, str]:
         )
     # what the class says: its adapter's file, with other weights, or its own facts
     from flowrl.models.by_call.facts import facts_of
-    from flowrl.models.facts import fn_of
+    from flowrl.models.options import fn_of
     from flowrl.models.pipeline import class_of
 
     fn = fn_of(kind or class_of(path))

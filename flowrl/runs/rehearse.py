@@ -29,7 +29,7 @@ from flowrl.cost.architecture import architecture_of, facts_of
 from flowrl.cost.memory import WITHOUT
 from flowrl.evaluation.preference_pairs import IMAGES, LABEL
 from flowrl.evaluation.sources import SOURCE, source_paths
-from flowrl.models.tiny import save_tiny
+from flowrl.models.tiny import class_at, classes, save_tiny
 from flowrl.runs.train import train
 from flowrl.training.method import method_of
 from flowrl.training.parts.real_images import IMAGE
@@ -99,7 +99,7 @@ def rehearse(
         adapter, facts = whole.model.fn, facts_of(whole)
         pipeline = facts.tiny_for(architecture_of(whole).settings) if facts else ""
         if adapter == BY_CALL:
-            pipeline = _class_of(whole)
+            pipeline = class_at(whole.model.kwargs["path"])
         changes = _small_model(whole, save_tiny(pipeline, folder / "model")) if pipeline else []
         if adapter == BY_CALL and pipeline:
             changes += _small_call(whole, pipeline)
@@ -131,17 +131,10 @@ def _small_model(config: Config, folder: Path) -> list[str]:
     return changes
 
 
-def _class_of(config: Config) -> str:
-    from flowrl.models.tiny.classes import class_at
-
-    return class_at(config.model.kwargs["path"])
-
-
 def _small_call(config: Config, name: str) -> list[str]:
     """Return overrides that the tiny pipeline of a class needs in its call."""
-    from flowrl.models.tiny.classes import CLASSES
-
-    tiny, (height, width) = dict(CLASSES[name].options), CLASSES[name].size
+    asked = classes()[name]
+    tiny, (height, width) = dict(asked.options), asked.size
     call = tiny.pop("call")
     changes = [f"image.height={height}", f"image.width={width}"]
     changes += ["model.lora=null"] if tiny.get("tune") == "full" else []

@@ -19,9 +19,8 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.measures.mmhm import mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
-from flowrl.evaluation.statistics import paired_difference
+from flowrl.evaluation.statistics import mmhm, paired_difference
 from flowrl.evaluation.suites.catalogue import prompts_of, suite_of
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.open_run import Target

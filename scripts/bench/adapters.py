@@ -30,7 +30,7 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.core.tables import text_table
-from flowrl.models.facts import adapters
+from flowrl.models.options import adapters
 from flowrl.models.pipeline import own_call
 from flowrl.models.tiny import save_tiny
 

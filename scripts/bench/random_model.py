@@ -29,8 +29,8 @@ from flowrl.cost.architecture import (
     tuning_of,
 )
 from flowrl.models.adapter import FlowMatchingModel
-from flowrl.models.facts import Facts, TextShape
-from flowrl.models.loading import Loaded
+from flowrl.models.files.loading import Loaded
+from flowrl.models.options import Facts, TextShape
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.runtime import quantization
 from flowrl.models.tuned_pipeline import TunedPipeline

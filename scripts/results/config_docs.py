@@ -24,8 +24,8 @@ from flowrl.config.load import ORDER, REQUIRED
 from flowrl.config.schema import ABOUT, functions, section_schema
 from flowrl.config.sections import SECTIONS
 from flowrl.config.values import Schema, choices, plain, schema_of, type_words
-from flowrl.models.lora import LoraOptions
 from flowrl.models.runtime import Runtime
+from flowrl.models.tuning import LoraOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = re.compile(r"^\|.*\|\n\|[-| ]+\|\n(?:\|.*\|\n)*", re.MULTILINE)

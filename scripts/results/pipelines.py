@@ -1,7 +1,7 @@
 """Measure every class of docs/pipelines.md, and write its table:
 ``python scripts/results/pipelines.py [CLASS ...]``.
 
-Each class is asked on a tiny network of random weights (`flowrl.models.tiny.classes`); one that is
+Each class is asked on a tiny network of random weights (`flowrl.models.tiny`); one that is
 served trains three iterations of AWM on it, and the plain pipeline with the exported weights is put
 beside the run's model. The results are in assets/results/pipelines.json. With ``--page`` nothing is
 measured, and with ``--missing`` only what has no whole result yet.

@@ -14,7 +14,7 @@ from flowrl.config.compose import ASKED, MODEL, OTHER, OURS, PAIR, is_ours, leav
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, list_models, resource
-from flowrl.models.facts import adapters, fn_of
+from flowrl.models.options import adapters, fn_of
 from flowrl.runs.composed import SHAPES, composed, is_method
 
 

@@ -22,7 +22,7 @@ from flowrl.core.errors import ConfigError, install
 from flowrl.core.identity import facts_of_source
 from flowrl.core.installation import environment, other_package
 from flowrl.core.shipped_files import list_configs, resource
-from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.preference_pairs import convert_pairs
 
 
 def test_environment_is_plain_and_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ import torch
 from pairkit import ALL, command, resume, same, same_rows, same_weights
 from process import commanded, trained
 from processkit import FSDP, pair, run_nodes, run_pair
-from tiny import tiny_sd3
-from tinywan import tiny_wan
+from tiny import tiny_sd3, tiny_wan
 from toykit import toy
 
 from flowrl.core.errors import ConfigError, ModelError, ProcessLost

@@ -14,8 +14,7 @@ from process import commanded
 from processkit import FSDP, pair
 from safetensors.torch import load_file
 from shardkit import write_three
-from tiny import tiny_sd3
-from tinywan import tiny_wan, tiny_wan22
+from tiny import tiny_sd3, tiny_wan, tiny_wan22
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from trainkit import same_files
 

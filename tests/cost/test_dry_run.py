@@ -16,8 +16,7 @@ import pytest
 from estimatekit import model_config
 from huggingface_hub import constants
 from PIL import Image
-from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
-from tinywan import tiny_wan, tiny_wan22
+from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl, tiny_wan, tiny_wan22
 from torch import nn
 from toykit import toy
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from estimatekit import model_config, phases, sizes
 from scriptkit import module_of
-from tiny import tiny_sd3
-from tinywan import tiny_wan, tiny_wan22
+from tiny import tiny_sd3, tiny_wan, tiny_wan22
 
 from flowrl.cost.estimate import estimate
 from flowrl.cost.meter import Meter

@@ -13,9 +13,7 @@ import torch
 from estimatekit import model_config
 from scriptkit import module_of
 from synckit import check_sync
-from tiny import tiny_flux, tiny_sd3
-from tinylm import tiny_qwen_image
-from tinywan import tiny_wan
+from tiny import tiny_flux, tiny_qwen_image, tiny_sd3, tiny_wan
 from torch import Tensor
 
 from flowrl.config.load import Config, load_config

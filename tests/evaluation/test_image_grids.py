@@ -41,9 +41,9 @@ BLUE: Color = (0, 0, 255)
 def test_grid_puts_prompts_down_and_columns_across() -> None:
     colors: list[Color] = [RED, (0, 255, 0), BLUE, (255, 255, 0)]
     columns = {"before": plain(*colors[:2]), "iter 20": plain(*colors[2:])}
-    grid = labelled_grid(columns, ["first", "second"], scale=12)
+    grid = labelled_grid(columns, ["first", "second"])
     boxes = [box(grid, color) for color in colors]
-    assert {size(b) for b in boxes} == {(96, 96)}  # 8 pixels x 12, each a clean square
+    assert {size(b) for b in boxes} == {(128, 128)}  # 8 pixels x 16, each a clean square
     assert boxes[0][0] == boxes[1][0] < boxes[2][0] == boxes[3][0]
     assert boxes[0][1] == boxes[2][1] < boxes[1][1] == boxes[3][1]
     corners = {grid.getpixel((0, 0)), grid.getpixel((grid.width - 1, grid.height - 1))}
@@ -59,7 +59,7 @@ def test_grid_keeps_every_pixel_of_a_sample() -> None:
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     images[1, :, 0, 0] = 0
     images[1, :, 0, 1:9] = torch.tensor([1.0, 0, 1])[:, None]
-    grid = np.asarray(labelled_grid({"x": images}, ["a", "b"], scale=2))
+    grid = np.asarray(labelled_grid({"x": images}, ["a", "b"]))
     tile = (images[1] * 255).round().byte().permute(1, 2, 0).numpy().repeat(2, 0).repeat(2, 1)
     ys, xs = np.nonzero((grid == (255, 0, 255)).all(-1))
     y, x = ys.min(), xs.min() - 2
@@ -71,11 +71,11 @@ def test_what_was_judged_is_framed() -> None:
     where nobody judged."""
     columns = {"before": plain(BLUE, BLUE), "after": plain(BLUE, BLUE)}
     right = {"after": [True, False]}
-    grid = np.asarray(labelled_grid(columns, ["a", "b"], scale=12, right=right))
+    grid = np.asarray(labelled_grid(columns, ["a", "b"], right=right))
     blue = (grid == BLUE).all(-1)
     rows, lefts = np.flatnonzero(blue.any(1)), np.flatnonzero(blue.any(0))
-    first, second = rows[0], rows[96]
-    left, after = lefts[0], lefts[96]
+    first, second = rows[0], rows[128]
+    left, after = lefts[0], lefts[128]
     assert tuple(grid[first - 1, after + 5]) == tuple(grid[first + 5, after - 3]) == RIGHT
     assert tuple(grid[second - 1, after + 5]) == tuple(grid[second + 5, after - 3]) == WRONG
     assert tuple(grid[first - 1, left + 5]) not in (RIGHT, WRONG)
@@ -93,7 +93,7 @@ def test_default_size_of_images(height: int, width: int, shown: tuple[int, int])
 def test_headers_stand_in_the_given_order() -> None:
     wide, thin = "mmmmmm", "i"
     for names in ((wide, thin), (thin, wide)):
-        grid = labelled_grid({n: plain((255, 0, i)) for i, n in enumerate(names)}, ["p"], scale=12)
+        grid = labelled_grid({n: plain((255, 0, i)) for i, n in enumerate(names)}, ["p"])
         cells = [box(grid, (255, 0, i)) for i in range(2)]
         amounts = [ink(grid, cell[0], 0, cell[2], cell[1] - 2) for cell in cells]
         assert (amounts[0] > amounts[1]) == (names[0] == wide)
@@ -101,7 +101,7 @@ def test_headers_stand_in_the_given_order() -> None:
 
 def test_a_long_prompt_stays_within_its_row() -> None:
     for text in ("word " * 200, "x" * 900, "ä€ж " * 200):
-        grid = labelled_grid({"x": plain(RED, BLUE)}, [text, ""], scale=12)
+        grid = labelled_grid({"x": plain(RED, BLUE)}, [text, ""])
         first, second = box(grid, RED), box(grid, BLUE)
         assert ink(grid, 0, first[1], first[0] - 2, first[3]) > 200
         assert ink(grid, 0, second[1], second[0] - 2, second[3]) == 0
@@ -168,12 +168,12 @@ def test_a_strip_of_videos_holds_some_frames(tmp_path: Path) -> None:
 
 
 def test_a_grid_shows_videos_as_film_strips() -> None:
-    """Each frame 8 x 12, twice as large, in its grey and in its place."""
-    page = np.asarray(labelled_grid({"before": clips(2, 5)}, ["one", "two"], scale=2))[..., 0]
+    """Each frame 8 x 12, ten times as large, in its grey and in its place."""
+    page = np.asarray(labelled_grid({"before": clips(2, 5)}, ["one", "two"]))[..., 0]
     for place, grey in enumerate((GREYS[:5] * 255).round().int().tolist()):
-        ys, xs = np.nonzero(page[:, -5 * 26 - 20 :] == grey)
+        ys, xs = np.nonzero(page[:, -5 * 122 - 20 :] == grey)
         if grey:  # black is also the second video
-            assert xs.max() - xs.min() + 1 >= 24 and ys.max() - ys.min() + 1 >= 16, place
+            assert xs.max() - xs.min() + 1 >= 120 and ys.max() - ys.min() + 1 >= 80, place
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp", "mp4"])

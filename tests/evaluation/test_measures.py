@@ -22,10 +22,18 @@ from weightkit import Weights
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.measures.diversity import distance, encoder, vendi
-from flowrl.evaluation.measures.inception import fid, inception, inception_score, kid, lpips
-from flowrl.evaluation.measures.mmhm import bounds_of, mmhm
+from flowrl.evaluation.measures.features import (
+    distance,
+    encoder,
+    fid,
+    inception,
+    inception_score,
+    kid,
+    lpips,
+    vendi,
+)
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
+from flowrl.evaluation.statistics import mmhm
 from flowrl.evaluation.suites.catalogue import SUITES
 from rewards.clip import clip
 
@@ -97,20 +105,7 @@ def test_mmhm_fixtures_of_the_reference() -> None:
         "pick": [21.0, 22.0, 21.5],
     }
     assert mmhm(columns) == pytest.approx([0.00199701, 0.00398409, 0.00398014], abs=5e-9)
-    kept = bounds_of(columns)
-
-    def one(*values: float, **more: Any) -> float:
-        row = {name: [value] for name, value in zip(columns, values, strict=True)}
-        return mmhm(row, bounds=kept, **more)[0]
-
-    assert one(12, 180, 0.31, 21.8) == pytest.approx(0.80999293, abs=5e-9)
-    assert one(5, 210, 0.33, 22.5) == pytest.approx(1.001)  # clipped: 1 + eps
-    assert one(5, 210, 0.33, 22.5, unclipped_bounds=True) == pytest.approx(1.26055, abs=5e-6)
-    # a setting with a worse FID than all: clipped it is last, unclipped the published bug
-    assert one(40, 180, 0.31, 21.8) < 0.005
     assert mmhm({"x": [2.0, 2.0]}) == pytest.approx([1.001, 1.001])
-    with pytest.raises(DataError, match="no clip, only fid"):
-        mmhm({"fid": [1.0], "clip": [1.0]}, bounds={"fid": (0, 1)})
     with pytest.raises(DataError, match="one value for each setting"):
         mmhm({"fid": [1.0], "clip": [1.0, 2.0]})
 
@@ -122,8 +117,6 @@ def test_mmhm_refuses_what_is_no_number(bad: float) -> None:
         place = column.index(bad) + 1
         with pytest.raises(DataError, match=f"mmhm: fid, setting {place} of 3: expected a finite"):
             mmhm({"clip": [1.0, 2.0, 3.0], "fid": column})
-    with pytest.raises(DataError, match="mmhm: fid, bound 2 of 2: expected a finite number"):
-        mmhm({"fid": [1.0, 2.0]}, bounds={"fid": (0, bad), "unused": (0, bad)})
 
 
 @pytest.fixture(scope="module")

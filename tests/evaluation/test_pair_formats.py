@@ -15,7 +15,7 @@ from flowrl.core.errors import DataError, RunError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.votes import append_vote, keep_image
 from flowrl.evaluation.image_files import find_images, match_prompts
-from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.preference_pairs import convert_pairs
 from flowrl.evaluation.score_images import prompted_images
 from flowrl.evaluation.suites.image_folder import REWARDS, prepare
 

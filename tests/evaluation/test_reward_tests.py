@@ -14,8 +14,15 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.reward_tests.checks import difference, percentiles
-from flowrl.evaluation.reward_tests.damage import BLUR, PROBES, blur, noise, strangers
+from flowrl.evaluation.reward_tests.checks import (
+    BLUR,
+    PROBES,
+    blur,
+    difference,
+    noise,
+    percentiles,
+    strangers,
+)
 from flowrl.evaluation.reward_tests.selftest import broken, rendered, selftest, selftest_table
 from flowrl.evaluation.suites.shapes.checker import check
 from rewards.shapes import shapes

@@ -24,7 +24,7 @@ from toykit import write_toy
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.reward_tests.damage import noise
+from flowrl.evaluation.reward_tests.checks import noise
 from flowrl.evaluation.reward_tests.selftest import rendered
 from flowrl.evaluation.score_images import PromptedImage, RewardScores, batches, score_images
 from flowrl.evaluation.scorecard import (

@@ -16,9 +16,19 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
 )
 from modelkit import edit, noise
-from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
-from tinylm import tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
-from tinywan import tiny_ti2v, tiny_wan
+from tiny import (
+    NOISE,
+    tiny_flux,
+    tiny_flux2,
+    tiny_klein,
+    tiny_qwen_image,
+    tiny_sd3,
+    tiny_sd15,
+    tiny_sdxl,
+    tiny_ti2v,
+    tiny_wan,
+    tiny_z_image,
+)
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full

@@ -3,19 +3,26 @@ that flowrl asks about it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from diffusers import AuraFlowPipeline
 from pydantic.dataclasses import dataclass
-from tinypipelines import save
 from torch import Tensor
 
 from flowrl.core.types import Cond
 from flowrl.models.adapter import FlowMatchingModel, check_scheduler
-from flowrl.models.facts import Empty, Facts, Parts, Sizes
-from flowrl.models.loading import T5_TOKENIZER, PipelinePart
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
+from flowrl.models.files.loading import T5_TOKENIZER, PipelinePart
+from flowrl.models.options import (
+    STRICT,
+    Empty,
+    Facts,
+    Guidance,
+    Parts,
+    PipelineOptions,
+    Sizes,
+    options_of,
+    pick_tuning,
+)
 from flowrl.models.tuned_pipeline import TunedPipeline, load_for_tuning
 
 PARTS = {
@@ -27,11 +34,6 @@ PARTS = {
 }
 
 
-def tiny_aura(folder: Path, *, seed: int = 0) -> Path:
-    """Save a tiny random AuraFlow."""
-    return save("AuraFlowPipeline", folder, seed=seed)
-
-
 class AuraFacts(Facts):
     """What is known of all models that `aura` reads."""
 
@@ -39,7 +41,7 @@ class AuraFacts(Facts):
     kind = "AuraFlowTransformer2DModel"
     spec = "auraflow"
     targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
-    tiny = {"aura": ("aurakit:tiny_aura", {})}
+    tiny = {"aura": {"like": "AuraFlowPipeline"}}
 
     def inputs(self, empty: Empty, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         """Return what the network is given."""
@@ -59,11 +61,6 @@ class AuraOptions(PipelineOptions):
 
     guidance: Guidance = 1.0
     max_sequence_length: int = 256
-
-    @property
-    def cfg_scale(self) -> float:
-        """Return the scale of guidance."""
-        return self.guidance
 
 
 @options_of(AuraOptions, FACTS)

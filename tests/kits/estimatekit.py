@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
-from tinylm import tiny_klein, tiny_qwen_image, tiny_z_image
-from tinywan import tiny_wan
+from tiny import (
+    tiny_flux,
+    tiny_klein,
+    tiny_qwen_image,
+    tiny_sd3,
+    tiny_sd15,
+    tiny_sdxl,
+    tiny_wan,
+    tiny_z_image,
+)
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 from toykit import toy
 

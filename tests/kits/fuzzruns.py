@@ -27,7 +27,7 @@ from flowrl.core.errors import FlowRLError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.votes import questions, read_votes
 from flowrl.evaluation.image_files import find_images, match_prompts
-from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.preference_pairs import convert_pairs
 from flowrl.evaluation.suites.image_folder import (
     image_path,
     judge_of,

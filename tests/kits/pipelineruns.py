@@ -23,8 +23,8 @@ from flowrl.models.adapter import first_order, pack
 from flowrl.models.by_call.fence import public_run, relative
 from flowrl.models.by_call.model import PROMPTS, PipelineCall, flat, in_unit
 from flowrl.models.by_call.options import check_scheduler
-from flowrl.models.facts import adapters
 from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
+from flowrl.models.options import adapters
 from flowrl.models.pipeline import from_pipeline
 from flowrl.models.prompt_encoding import to_pil
 from flowrl.runs.composed import composed

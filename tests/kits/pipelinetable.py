@@ -19,8 +19,7 @@ from tinypipelines import SIDE, TINY, small, tiny_pipeline
 
 from flowrl.core.errors import FlowRLError
 from flowrl.models.by_call.options import FLOWS, PipelineCallOptions, check_class
-from flowrl.models.facts import fn_of
-from flowrl.models.options import checked_options
+from flowrl.models.options import checked_options, fn_of
 from flowrl.models.pipeline import from_pipeline
 from flowrl.models.unet import COGVIDEO, SCHEDULERS
 

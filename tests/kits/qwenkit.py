@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tinylm import qwen_tokenizer
+from tiny import qwen_tokenizer
 from torch import Tensor, nn
 from transformers import (
     Qwen2VLConfig,

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from adapterkit import PROMPTS, TOKENS, seeds
 from modelkit import noise
-from tiny import tiny_flux
-from tinylm import tiny_qwen_edit
-from tinywan import tiny_i2v, tiny_ti2v, tiny_wan22
+from tiny import tiny_flux, tiny_i2v, tiny_qwen_edit, tiny_ti2v, tiny_wan22
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full

@@ -13,10 +13,10 @@ from unittest.mock import patch
 import diffusers
 from piecekit import with_pieces
 
-from flowrl.models.tiny.classes import CLASSES as TINY
-from flowrl.models.tiny.classes import save, tiny_pipeline
+from flowrl.models.tiny import classes, save, tiny_pipeline
 
 __all__ = ["SIDE", "TINY", "save", "small", "tiny_pipeline"]
+TINY = classes()
 SIDE = 64  # pixels
 MEGAPIXEL = 1024 * 1024
 SCALING = (

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from flowrl.cli.main import main
-from flowrl.models.facts import adapters, fn_of
-from flowrl.models.options import ADAPTERS
+from flowrl.models.options import ADAPTERS, adapters, fn_of
 from flowrl.models.tiny import save_tiny
 
 pytestmark = pytest.mark.integration

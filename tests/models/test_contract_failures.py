@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
-from flowrl.models.loading import locate
+from flowrl.models.files.loading import locate
 
 NOWHERE = "/nowhere/at/all"
 EVERY = list(ADAPTERS)

@@ -16,8 +16,7 @@ from modelkit import edit, noise
 from sigmakit import dynamic_grid
 from tiny import tiny_flux
 
-from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.types import Source
+from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models.adapter import pack, unpack
 from flowrl.models.flux import flux, image_ids
 from flowrl.models.flux_kontext import flux_kontext
@@ -141,19 +140,13 @@ def load(folder: Path, **options: Any) -> Any:
     return flux_kontext(str(folder), device="cpu", max_sequence_length=TOKENS, **options)
 
 
-def sources(count: int, size: tuple[int, int], seed: int = 3) -> list[Source]:
-    images = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(seed))
-    return [(image,) for image in images]
-
-
 def test_without_a_source_it_is_flux(folder: Path) -> None:
-    bare = load(folder, tune="none")
+    x, sigma = noise(bare := load(folder, tune="none"), 2, 32, 48), torch.tensor([0.9, 0.4])
     edit("model_index.json", _class_name="FluxPipeline")(folder)
     try:
         plain = flux(str(folder), device="cpu", max_sequence_length=TOKENS, tune="none")
     finally:
         CLASS(folder)
-    x, sigma = noise(bare, 2, 32, 48), bare.sigmas(6, 32, 48)[1:3]
     without = [one.velocity(x, sigma, one.encode(PROMPTS[:2])) for one in (bare, plain)]
     assert torch.equal(*without)
 
@@ -167,12 +160,6 @@ def test_the_grid_has_the_published_numbers(folder: Path) -> None:
     torch.testing.assert_close(found, expected_, rtol=0, atol=1e-6)
 
 
-def test_what_it_refuses(folder: Path) -> None:
-    model = load(folder, tune="none")
-    with pytest.raises(ModelError, match="positive multiples of 16 pixels, got 24 x 32"):
-        model.encode_with_sources(PROMPTS[:1], sources(1, (24, 32)))
-    two = (*sources(1, (32, 32))[0], *sources(1, (32, 32))[0])
-    with pytest.raises(DataError, match="expected one source for each of 1 prompts.*one with 2"):
-        model.encode_with_sources(PROMPTS[:1], [two])
+def test_another_class_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="expected _class_name 'FluxPipeline', got"):
         flux(str(folder), device="cpu")

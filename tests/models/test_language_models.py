@@ -12,7 +12,7 @@ import torch
 from adapterkit import Folders, diffusers_images, load_folder
 from diffusers import Flux2Pipeline
 from modelkit import edit, noise
-from tinylm import tiny_klein, tiny_qwen_image
+from tiny import tiny_klein, tiny_qwen_image
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models.flux2 import positions

@@ -20,15 +20,13 @@ from adapterkit import GUIDED, PROMPTS, Folders, adapter_of, load_folder
 from modelkit import edit, noise
 from pretendkit import pretend_cuda
 from safetensors.torch import load_file, save_file
-from tiny import tiny_sd3
-from tinylm import tiny_qwen_image
-from tinywan import tiny_wan
+from tiny import tiny_qwen_image, tiny_sd3, tiny_wan
 
 from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ModelError
-from flowrl.models.loading import fill, hollow_network
+from flowrl.models.files.loading import fill, hollow_network
 from flowrl.models.sd3 import sd3
 
 Change = Callable[[str], str | None]  # of a tensor's name; None: it is not stored

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
-from flowrl.models import loading as weights
 from flowrl.models import pipeline as loading
 from flowrl.models.by_call.model import PROMPTS
+from flowrl.models.files import loading as weights
 from flowrl.models.pipeline import from_pipeline, pipeline
 from flowrl.runs.composed import composed
 from flowrl.runs.train import train

@@ -12,9 +12,8 @@ import diffusers
 import pytest
 import torch
 from brokenpipes import broken, unchanged
-from tiny import tiny_sd3
+from tiny import tiny_sd3, tiny_wan22
 from tinypipelines import TINY, save, tiny_pipeline
-from tinywan import tiny_wan22
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError

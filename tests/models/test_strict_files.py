@@ -20,9 +20,9 @@ from torch import Tensor
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import architecture_of, find_folder
+from flowrl.models.files.loading import locate
 from flowrl.models.files.single import convert
 from flowrl.models.files.weights import weight_files
-from flowrl.models.loading import locate
 from flowrl.runs.export.merge import merge_lora, write_pipeline
 
 NAMES = ["sd3.5", "flux", "sd15", "sdxl", "wan", "qwen_image", "z_image", "flux2", "flux2_klein"]
@@ -223,7 +223,7 @@ def test_a_variant_alone_is_fetched_from_the_hub(
 
     monkeypatch.setattr(StableDiffusionXLPipeline, "download", download)
     index = str(bare / "model_index.json")
-    monkeypatch.setattr("flowrl.models.loading.hf_hub_download", lambda *_: index)
+    monkeypatch.setattr("flowrl.models.files.loading.hf_hub_download", lambda *_: index)
     model = ADAPTERS["sdxl"]("owner/model", device="cpu")
     assert asked == [None, "fp16"]
     assert model.network.conv_in.weight.dtype == torch.float32

@@ -17,7 +17,7 @@ from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipel
 from lorakit import added
 from modelkit import edit, gradients, noise, perturb, told
 from safetensors.torch import load_file, save_file
-from tinywan import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
+from tiny import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from transformers import CLIPVisionModel, CLIPVisionModelWithProjection
@@ -25,8 +25,8 @@ from wankit import SIZE, STEPS, drawn, ours, theirs
 
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.models.files.loading import PipelinePart, load_pipeline
 from flowrl.models.files.lora_read import SECOND_LORA_FILE
-from flowrl.models.loading import PipelinePart, load_pipeline
 from flowrl.models.wan import PARTS, wan
 from flowrl.models.wan_i2v import CLIP_VISION, IMAGE_ENCODER, WanTI2V, wan_i2v
 from flowrl.runs.export.export import _choose, trained_part, write_lora, write_merged
@@ -357,5 +357,5 @@ def test_experts_and_sources_that_do_not_fit(tmp_path: Path) -> None:
     model = wan_i2v(str(moved), **SMALL)
     with pytest.raises(DataError, match="makes videos from an image, but no prompt has a source"):
         model.encode(PROMPTS[:1])
-    with pytest.raises(DataError, match=r"one source image for each of 1 prompts, got \[0\]"):
+    with pytest.raises(DataError, match=r"one source for each of 1 prompts, got \[0\]"):
         model.encode_with_sources(PROMPTS[:1], [()])

@@ -55,7 +55,7 @@ TORCH_ONLY = (
 )
 LIGHT = {"torch", "numpy", "PIL"}  # what a reward may import before it is made
 BY_NAME = {"flowrl", "flowrl.config.axes", "flowrl.core.shipped_files"}
-BY_NAME |= {"flowrl.training.parts", "flowrl.models.facts", "rewards.win_rate"}
+BY_NAME |= {"flowrl.training.parts", "flowrl.models.options", "rewards.win_rate"}
 """Who imports by name: the parts that a config brings in are of two rooms, adapters are known by
 the class of their pipeline, and the last one's judge is a reward."""
 

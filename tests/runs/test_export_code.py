@@ -17,10 +17,20 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from exportkit import KINDS, exported_facts, run_code
 from modelkit import edit, perturb
 from PIL import Image
-from tiny import tiny_flux, tiny_sd3, tiny_sdxl
-from tinylm import tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
+from tiny import (
+    tiny_flux,
+    tiny_flux2,
+    tiny_i2v,
+    tiny_klein,
+    tiny_qwen_edit,
+    tiny_qwen_image,
+    tiny_sd3,
+    tiny_sdxl,
+    tiny_ti2v,
+    tiny_wan,
+    tiny_wan22,
+)
 from tinypipelines import TINY, save
-from tinywan import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from toykit import toy
 
 from flowrl.algorithms.rollout.engine import sample_ode

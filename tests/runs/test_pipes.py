@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.core.errors import FlowRLError
 from flowrl.evaluation.image_grids import load_strip
-from flowrl.models.loading import _check_part
+from flowrl.models.files.loading import _check_part
 from flowrl.runs.compare.compare import saved_result
 from flowrl.runs.folder import SUMMARY, read_evals, read_object, read_prompts, read_verdicts
 from flowrl.runs.report.page import html_report

@@ -18,7 +18,7 @@ from scriptkit import module_of
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
-from flowrl.models.facts import adapters
+from flowrl.models.options import adapters
 from flowrl.models.tiny import save_tiny, tinies
 from flowrl.runs.catalogue import load_methods
 from flowrl.runs.rehearse import rehearse

@@ -13,7 +13,7 @@ import torch
 from editkit import EditFlow
 from gridkit import box, size
 from PIL import Image
-from tinywan import tiny_i2v, tiny_ti2v
+from tiny import tiny_i2v, tiny_ti2v
 from torch import Tensor
 from toykit import toy
 

@@ -17,7 +17,7 @@ from flowrl.cli.main import main
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.measures.mmhm import mmhm
+from flowrl.evaluation.statistics import mmhm
 from flowrl.runs import sweep as module
 from flowrl.runs.open_run import Target
 from flowrl.runs.suite import run_suite

@@ -22,8 +22,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.votes import ask_people, keep_image, pair_of, read_votes
 from flowrl.evaluation.image_grids import save_strip
-from flowrl.evaluation.pair_formats import convert_pairs
-from flowrl.evaluation.preference_pairs import check_pairs
+from flowrl.evaluation.preference_pairs import check_pairs, convert_pairs
 from flowrl.runs.view.app import make_app, serve_view
 
 VOTER = "0123456789abcdef"

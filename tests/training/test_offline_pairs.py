@@ -21,8 +21,7 @@ from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.noise_path import velocity_from_eps
-from flowrl.evaluation.pair_formats import convert_pairs
-from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs
+from flowrl.evaluation.preference_pairs import PreferencePair, convert_pairs, load_pairs
 from flowrl.models.toy import LinearFlow
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer

@@ -13,15 +13,17 @@ from torch import Tensor
 from flowrl.core.devices import pick_device
 from flowrl.core.errors import ConfigError, DataError, unknown
 from flowrl.evaluation.image_files import ImageFile, find_images, read_image
-from flowrl.evaluation.measures.diversity import distance, encoder, vendi
-from flowrl.evaluation.measures.inception import (
+from flowrl.evaluation.measures.features import (
     InceptionOutputs,
+    distance,
+    encoder,
     fid,
     inception,
     inception_score,
     kid,
     lpips,
     metrics_there,
+    vendi,
 )
 from flowrl.evaluation.statistics import summarize_scores
 

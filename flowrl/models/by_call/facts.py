@@ -110,7 +110,7 @@ def _kind(name: str, takes: Any) -> str:
 
 
 def _model(path: str, takes: Any, makes: str) -> dict[str, Any]:
-    """Return the section model: LoRA on what `flowrl.models.by_call.targets` finds, guidance as the
+    """Return the section model: LoRA on what `flowrl.models.tuning` finds, guidance as the
     pipeline has it."""
     made: dict[str, Any] = {"fn": "pipeline", "path": path, "dtype": "bfloat16"}
     made |= {"tune": "lora", "lora": {"rank": 32, "alpha": 64}}

@@ -185,16 +185,6 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             "methods that train on stored or real images need an adapter"
         )
 
-    @contextmanager
-    def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:
-        """Let velocities be those of another scale of guidance for a while."""
-        kept = self.options
-        self.options = kept.guided_by(scale, off=off)
-        try:
-            yield
-        finally:
-            self.options = kept
-
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         raise NotImplementedError  # `encode` does not ask
 

@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError, ModelError, unknown
-from flowrl.models.facts import CALL, NEUTRAL, Facts
-from flowrl.models.options import STRICT, PipelineOptions
+from flowrl.models.options import CALL, NEUTRAL, STRICT, Facts, PipelineOptions
 from flowrl.models.unet import COGVIDEO, SCHEDULERS
 
 Frames = Annotated[int, Field(ge=1)]

@@ -18,7 +18,7 @@ from flowrl.core.files import is_finite_number, write_text
 from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits
-from flowrl.models.loading import locate
+from flowrl.models.files.loading import locate
 from flowrl.runs.catalogue import AXES, PublishedMethod, load_methods
 from flowrl.runs.export.usage import (
     CardFacts,

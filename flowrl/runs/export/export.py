@@ -22,10 +22,14 @@ from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
-from flowrl.models.facts import modelspec_of
 from flowrl.models.files.lora_names import Layer, Place, find_place
 from flowrl.models.files.lora_read import LORA_FILE, PEFT_FILE, SECOND_LORA_FILE
-from flowrl.models.options import pick_dtype
+from flowrl.models.options import (
+    modelspec_of,
+)
+from flowrl.models.tuning import (
+    pick_dtype,
+)
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.merge import INDEX, NETWORKS, SECOND, Change, save_sorted, write_pipeline
 from flowrl.runs.export.usage import CardFacts, low_noise

@@ -20,9 +20,9 @@ from torch import Tensor
 from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ModelError, RunError
 from flowrl.core.files import read_json, replacing
+from flowrl.models.files.loading import hollow_network, locate
 from flowrl.models.files.lora_read import Update, read_lora
 from flowrl.models.files.weights import weight_files
-from flowrl.models.loading import hollow_network, locate
 
 NETWORKS = ("transformer", "unet")  # the part of a pipeline that is trained
 SECOND = "transformer_2"  # and another expert

@@ -17,8 +17,8 @@ from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.cost.architecture import facts_of, references
 from flowrl.models.by_call.options import EULER, CallFacts, rewriters
-from flowrl.models.facts import Facts
 from flowrl.models.files.lora_read import LORA_FILE, SECOND_LORA_FILE
+from flowrl.models.options import Facts
 from flowrl.runs.folder import SAMPLES, SOURCES, read_prompts
 
 FPS = 8  # of the film that the code writes

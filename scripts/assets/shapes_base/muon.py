@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.models.options import pick_dtype
+from flowrl.models.tuning import pick_dtype
 
 STACK = 12
 """Matrices that are made orthogonal together."""

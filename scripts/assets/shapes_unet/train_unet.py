@@ -28,7 +28,7 @@ from unet_network import BASE, Text, Unet, sample, schedule, write
 
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import TASKS
-from flowrl.models.loading import without_bars
+from flowrl.models.files.loading import without_bars
 from flowrl.models.runtime import quiet
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))

@@ -1,8 +1,9 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) through peft, drawn from a seed and kept in float32.
+"""What of a network is trained, and how: in full, in part, or by low-rank adapters (LoRA, Hu et al.
+2021) through peft, drawn from a seed and kept in float32.
 
-Their products are those of mixed precision: the kept weights are rounded to the network's dtype in
-every call, as torch.autocast does it in published code. **Differs:** peft widens the input to
-float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that cost on an
+The adapters' products are those of mixed precision: the kept weights are rounded to the network's
+dtype in every call, as torch.autocast does it in published code. **Differs:** peft widens the input
+to float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that cost on an
 H200.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from peft import LoraConfig
@@ -20,8 +21,10 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from flowrl.core.devices import DTYPES
 from flowrl.core.errors import ModelError
 from flowrl.core.seeds import generator
+from flowrl.models.runtime import Runtime
 
 JOINT_ATTENTION = (  # of transformers that attend to image and text at once
     "attn.to_q",
@@ -169,3 +172,97 @@ def find_layers(network: nn.Module, names: Sequence[str], where: str) -> list[nn
             )
         found |= {name: linear[name] for name in fitting}
     return list(found.values())
+
+
+# ------------------------------------------- targets that nobody published: found by structure
+
+
+ATTENTION = re.compile(r"(^|[._])(attn|attention|self_attn|cross_attn)\d*($|[._])")
+
+
+def lora_targets(network: nn.Module) -> tuple[str, ...]:
+    """Return the names of the linear layers inside of attention; of a network that names nothing
+    so, of all that are in repeated blocks. Short names where they mean the same layers. Raise
+    ModelError where there are none."""
+    linear = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    found = [name for name in linear if ATTENTION.search(name)]
+    found = found or [name for name in linear if re.search(r"\.\d+\.", name)]
+    if not found:
+        raise ModelError(
+            f"lora.targets: no linear layer of {type(network).__name__} is in attention or a "
+            "repeated block; name the layers"
+        )
+    return short_names(found, linear)
+
+
+def short_names(found: Sequence[str], linear: Sequence[str]) -> tuple[str, ...]:
+    """Return the ends behind the last number of a block, where no other layer has the same, else
+    whole names."""
+    ends: dict[str, None] = {}
+    chosen = set(found)
+    for name in found:
+        end = re.sub(r"^.*?\.\d+\.(?=[^.]*\D)", "", name)
+        same = {one for one in linear if one == end or one.endswith(f".{end}")}
+        ends[end if same <= chosen else name] = None
+    return tuple(ends)
+
+
+# ------------------------------------------------------------------- what is trained, made concrete
+
+
+class Tuning(NamedTuple):
+    """What `flowrl.models.options.pick_tuning` makes of a model's options."""
+
+    tune: str
+    lora: LoraOptions
+    targets: Sequence[str]  # names of the layers that get LoRA
+    layers: Sequence[str] | None
+    seed: int
+    device: torch.device
+    dtype: torch.dtype  # of frozen weights and of the arithmetic; trained weights are float32
+    runtime: Runtime = Runtime()
+
+    @property
+    def autocast(self) -> bool:
+        """Tell whether float32 master weights are computed with in another dtype."""
+        return self.tune == "full" and self.dtype != torch.float32
+
+    @property
+    def network_dtype(self) -> torch.dtype:
+        """Return the dtype that the network is loaded in: full tuning keeps all of it in
+        float32."""
+        return torch.float32 if self.tune == "full" else self.dtype
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; ``auto`` is bfloat16 on CUDA and on CPUs that multiply in it,
+    else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
+    return torch.bfloat16 if fast else torch.float32
+
+
+def tune_network(network: nn.Module, tuning: Tuning) -> None:
+    """Make trainable what was asked for in a frozen network. Raise ModelError if a target or a
+    layer is not there."""
+    if tuning.tune == "lora":
+        add_lora(network, tuning.lora, tuning.targets, seed=tuning.seed)
+    if tuning.tune == "full":
+        for module in fully_trained(network, tuning):
+            module.requires_grad_(True)
+    network.eval()
+
+
+def fully_trained(network: nn.Module, tuning: Tuning) -> list[nn.Module]:
+    """Return the modules whose own weights are trained under ``tune: full``. Raise ModelError for
+    a layer that is not there."""
+    if tuning.layers is None:
+        return [network]
+    return find_layers(network, tuning.layers, "layers")
+
+
+def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained by their name in the network, in module order."""
+    return {name: param for name, param in network.named_parameters() if param.requires_grad}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from flowrl.core.votes import (
+from flowrl.evaluation.votes import (
     VotePair,
     ask_people,
     keep_image,

@@ -1,4 +1,11 @@
-"""Devices and dtypes by name, weights that are not what their network takes, memory given back."""
+"""Devices and dtypes by name, weights that are not what their network takes, memory given back, and
+what the host reads of a device.
+
+The host waits for the device as seldom as can be. `on_host` copies a small tensor once: which nodes
+a network call has and which sigma grid they were sampled on decide about random streams, which live
+on the host, so these tensors are read in every call. `refuse_if` is a check of values that only the
+device knows: inside `checked_later` all are read at once, at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +13,15 @@ import ctypes
 import gc
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.files import read_json
@@ -130,3 +140,66 @@ def free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
     if trim is not None:
         trim(0)
+
+
+# ------------------------------------------------------------------------ what the host reads
+
+# for each tensor of a device that is still in use: its copy, and its version when it was copied
+_COPIES = WeakTensorKeyDictionary()
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is on the CPU. The host waits at the first time only, unless the tensor
+    was changed since then. The copy is shared: do not change it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    copy, version = _COPIES.get(tensor, (None, -1))
+    if copy is None or version != tensor._version:
+        copy = tensor.cpu()
+        remember(tensor, copy)
+    return copy
+
+
+def remember(tensor: Tensor, copy: Tensor) -> Tensor:
+    """Say that a tensor is on the host already, as `copy` -> the tensor."""
+    if tensor.device.type != "cpu":
+        _COPIES[tensor] = (copy, tensor._version)
+    return tensor
+
+
+def repeated(nodes: Tensor, times: int) -> Tensor:
+    """Repeat each of nodes [N] -> [N * times], known on the host where those are."""
+    rows = nodes.repeat_interleave(times)
+    if nodes in _COPIES:
+        remember(rows, on_host(nodes).repeat_interleave(times))
+    return rows
+
+
+Waiting = list[tuple[Tensor, Callable[[], Exception]]]
+_WAITING: ContextVar[Waiting | None] = ContextVar("waiting", default=None)
+
+
+def refuse_if(wrong: Tensor, error: Callable[[], Exception]) -> None:
+    """Raise an error if `wrong` [] is true: at once, or at the end of `checked_later`."""
+    waiting = _WAITING.get()
+    if waiting is not None:
+        waiting.append((wrong.detach(), error))
+    elif bool(wrong):
+        raise error()
+
+
+@contextmanager
+def checked_later() -> Iterator[None]:
+    """Put off what `refuse_if` is asked inside -> at the end the first error is raised. After
+    another exception nothing is checked."""
+    waiting: Waiting = []
+    token = _WAITING.set(waiting)
+    try:
+        yield
+    finally:
+        _WAITING.reset(token)
+    if waiting:
+        flags = torch.stack([wrong for wrong, _ in waiting]).tolist()
+        for (_, error), flag in zip(waiting, flags, strict=True):
+            if flag:
+                raise error()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.core.host_copies import on_host
+from flowrl.core.devices import on_host
 
 # torch's CPU generator is MT19937; where its state of bytes has the 624 words, 8 bytes for each
 N_WORDS = 624

@@ -21,9 +21,9 @@ from flowrl.core.errors import ConfigError, DataError, install
 from flowrl.core.files import parse_json, replacing, write_text
 from flowrl.core.prompt_files import text_of
 from flowrl.core.prompts import PromptSet, Record, load_prompts
-from flowrl.core.votes import opinions
 from flowrl.evaluation.image_files import ENDINGS, find_images, read_fitted
 from flowrl.evaluation.sources import SOURCE, named_images
+from flowrl.evaluation.votes import opinions
 
 IMAGES = ("image_0", "image_1")
 LABEL = "label_0"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import merge, state_rows
 from flowrl.algorithms.selection._change import relative_changes
-from flowrl.core.host_copies import remember
+from flowrl.core.devices import remember
 from flowrl.core.processes import World
 from flowrl.core.types import Rollout, StateRows, Tree
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.algorithms.forest import states_of, trained_nodes
+from flowrl.core.devices import checked_later, on_host
 from flowrl.core.errors import RunError
-from flowrl.core.host_copies import checked_later, on_host
 from flowrl.core.processes import World, whole
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput, concatenated

@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.core.devices import DTYPES, check_folder, check_wide, kinds_of, misfits
+from flowrl.core.devices import DTYPES, check_folder, check_wide, kinds_of, misfits, refuse_if
 from flowrl.core.devices import pick_device as pick_device
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.host_copies import refuse_if
 
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -38,8 +38,8 @@ from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
-from flowrl.core.votes import VotePair, append_vote, opinions, questions, read_votes
 from flowrl.evaluation.suites.shapes.checker import check
+from flowrl.evaluation.votes import VotePair, append_vote, opinions, questions, read_votes
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import EVALS, read_rows
 from flowrl.training.trainer import Trainer

@@ -13,11 +13,11 @@ from PIL import Image
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.prompts import load_prompts
-from flowrl.core.votes import append_vote, keep_image
 from flowrl.evaluation.image_files import find_images, match_prompts
 from flowrl.evaluation.preference_pairs import convert_pairs
 from flowrl.evaluation.score_images import prompted_images
 from flowrl.evaluation.suites.image_folder import REWARDS, prepare
+from flowrl.evaluation.votes import append_vote, keep_image
 
 
 def paint(file: Path, seed: int) -> Path:

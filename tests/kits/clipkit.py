@@ -21,8 +21,8 @@ from torch import Tensor
 from torchvision.transforms import functional as vision
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
+from flowrl.core.devices import checked_later
 from flowrl.core.errors import DataError
-from flowrl.core.host_copies import checked_later
 from flowrl.core.types import RewardBatch
 
 PROMPTS = [

@@ -25,7 +25,6 @@ from tiny import tiny_sd3, tiny_sd15
 
 from flowrl.core.errors import FlowRLError
 from flowrl.core.prompts import load_prompts
-from flowrl.core.votes import questions, read_votes
 from flowrl.evaluation.image_files import find_images, match_prompts
 from flowrl.evaluation.preference_pairs import convert_pairs
 from flowrl.evaluation.suites.image_folder import (
@@ -36,6 +35,7 @@ from flowrl.evaluation.suites.image_folder import (
     read_setting,
     scored_line,
 )
+from flowrl.evaluation.votes import questions, read_votes
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.runs.report.page import html_report

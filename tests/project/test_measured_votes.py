@@ -14,10 +14,10 @@ from scipy import stats
 from scriptkit import script_module
 
 from flowrl.core.prompts import load_prompts
-from flowrl.core.votes import ask_people, keep_image, opinions, pair_of, read_votes
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
+from flowrl.evaluation.votes import ask_people, keep_image, opinions, pair_of, read_votes
 
 VOTES = script_module("results/votes")
 

@@ -25,7 +25,7 @@ from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.types import Reward, RewardBatch, Source, Tree
-from flowrl.core.votes import VotePair, append_vote, questions
+from flowrl.evaluation.votes import VotePair, append_vote, questions
 from flowrl.training.trainer import Trainer
 from rewards._common.pairs import _ring, some_pairs, verdict
 from rewards.jpeg import jpeg

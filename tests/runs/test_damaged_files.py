@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, FlowRLError, RunError
 from flowrl.core.files import parse_json, read_json, shaped
-from flowrl.core.votes import questions, read_votes
 from flowrl.evaluation.suites.image_folder import (
     image_path,
     judge_of,
@@ -23,6 +22,7 @@ from flowrl.evaluation.suites.image_folder import (
     read_setting,
     scored_line,
 )
+from flowrl.evaluation.votes import questions, read_votes
 from flowrl.runs.report.page import html_report
 from flowrl.runs.view.app import make_app
 

@@ -20,9 +20,9 @@ from starlette.testclient import TestClient
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
-from flowrl.core.votes import ask_people, keep_image, pair_of, read_votes
 from flowrl.evaluation.image_grids import save_strip
 from flowrl.evaluation.preference_pairs import check_pairs, convert_pairs
+from flowrl.evaluation.votes import ask_people, keep_image, pair_of, read_votes
 from flowrl.runs.view.app import make_app, serve_view
 
 VOTER = "0123456789abcdef"

@@ -20,10 +20,10 @@ from serving import served
 from starlette.testclient import TestClient
 
 from flowrl.core.prompts import load_prompts
-from flowrl.core.votes import append_vote, read_votes
 from flowrl.evaluation.image_grids import save_strip
 from flowrl.evaluation.preference_pairs import convert_pairs
 from flowrl.evaluation.sources import check_sources, source_paths
+from flowrl.evaluation.votes import append_vote, read_votes
 from flowrl.runs.report.page import html_report
 from flowrl.runs.report.samples import sample_index, samples
 from flowrl.runs.view.app import make_app

@@ -17,7 +17,7 @@ from torch import Tensor
 from toykit import axes, linear, toy
 from toyscale import SETTING, TOY_SCALE
 
-from flowrl.core.host_copies import checked_later, on_host, refuse_if, repeated
+from flowrl.core.devices import checked_later, on_host, refuse_if, repeated
 from flowrl.runs.evaluate import evaluate
 from flowrl.training import learn
 from flowrl.training.parts.companions import Companions

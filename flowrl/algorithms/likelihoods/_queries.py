@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.core.devices import on_host
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import on_host
 from flowrl.core.noise_path import per_sample, shift_sigmas, wide
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout

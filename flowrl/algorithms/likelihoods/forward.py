@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import clean_latents, cond_of
+from flowrl.core.devices import on_host, repeated
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import on_host, repeated
 from flowrl.core.noise_path import interpolate, shift_sigmas, wide
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition

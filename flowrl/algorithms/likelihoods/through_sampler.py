@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.algorithms.forest import clean_latents, cond_of, initial_noise
+from flowrl.core.devices import repeated
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import repeated
 from flowrl.core.noise_path import interpolate, per_sample, wide
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition, Unrolled

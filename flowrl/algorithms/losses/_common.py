@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from flowrl.core.devices import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import refuse_if
 from flowrl.core.types import LossInput
 
 Loss = tuple[Tensor, dict[str, Tensor]]

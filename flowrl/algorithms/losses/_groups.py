@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.losses._common import numbered
+from flowrl.core.devices import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import refuse_if
 from flowrl.core.types import Eval, LossInput
 
 

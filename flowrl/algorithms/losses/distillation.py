@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.losses._common import Loss, pull
+from flowrl.core.devices import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.teacher_runs import Named
 from flowrl.core.types import Eval, LossInput

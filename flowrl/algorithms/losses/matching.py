@@ -16,8 +16,8 @@ from flowrl.algorithms.losses._common import (
     segment_mean,
     surrogate,
 )
+from flowrl.core.devices import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.noise_path import per_sample
 from flowrl.core.types import LossInput

@@ -18,8 +18,8 @@ from flowrl.algorithms.losses._common import (
     surrogate,
 )
 from flowrl.algorithms.losses._groups import check_positive
+from flowrl.core.devices import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.noise_path import per_sample, wide
 from flowrl.core.types import LossInput

@@ -44,8 +44,8 @@ from flowrl.algorithms.rollout.solvers import (
     prediction,
 )
 from flowrl.algorithms.transitions import draw, euler, gaussian_log_prob
+from flowrl.core.devices import remember
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import remember
 from flowrl.core.noise_path import wide, x0_from
 from flowrl.core.types import Adams, Cond, FlowModel, Gaussian, Plan, Rollout, Transition, Tree
 

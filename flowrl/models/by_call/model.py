@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flowrl.core.devices import on_host
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.host_copies import on_host
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import PipelineModel
 from flowrl.models.by_call.layout import Layout, drawn, handed, learn_layout

@@ -22,7 +22,7 @@ from PIL import Image
 from flowrl.core import votes
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import read_json, write_json
-from flowrl.core.votes import (
+from flowrl.evaluation.votes import (
     VotePair,
     append_vote,
     keep_image,

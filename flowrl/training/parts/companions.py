@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import count_trained, states_of, trained_nodes
+from flowrl.core.devices import checked_later
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.host_copies import checked_later
 from flowrl.core.part import Part, PartState
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator

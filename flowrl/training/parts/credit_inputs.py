@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from flowrl.core.devices import on_host
 from flowrl.core.errors import ConfigError
-from flowrl.core.host_copies import on_host
 from flowrl.core.part import Part
 from flowrl.core.types import Plan
 from flowrl.evaluation.sources import encode_rows, prompt_keys

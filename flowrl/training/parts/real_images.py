@@ -15,8 +15,8 @@ from torch import Tensor
 from flowrl.algorithms.forest import initial_noise, state_rows
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides, discrete_levels
+from flowrl.core.devices import on_host
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.host_copies import on_host
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.part import Part

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import differentiable
+from flowrl.core.devices import on_host
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.host_copies import on_host
 from flowrl.core.part import Part
 from flowrl.core.types import LossInput, RewardBatch
 from flowrl.evaluation.reward_call import call_reward, own_batch

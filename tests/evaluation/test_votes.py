@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowrl.core.errors import RunError
-from flowrl.core.votes import (
+from flowrl.evaluation.votes import (
     append_vote,
     ask_people,
     keep_image,

@@ -43,6 +43,7 @@ REWARDS = {
     "moving_shapes": "flowrl.evaluation.suites.moving_shapes",
     "shapes_edit": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
+    "votes": "flowrl.evaluation.votes",
     "remote": "flowrl.config flowrl.evaluation.reward_call",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""

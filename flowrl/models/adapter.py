@@ -42,7 +42,7 @@ class PipelineModel(ABC, Generic[Options]):
     def __init__(self, tuned: TunedPipeline, options: Options) -> None:
         self.options = options
         self.dtype = tuned.tuning.dtype
-        self.autocast = tuned.tuning.autocast  # float32 master weights, arithmetic in dtype
+        self.autocast = tuned.autocast  # float32 master weights, arithmetic in dtype
         self._tuned = tuned
         self._pipeline = tuned.pipeline
 

@@ -185,6 +185,7 @@ class TunedPipeline:
         """Tune the part ``network``, or several parts in ``joined``; T5 reads ``t5_tokens`` of a
         prompt; ``texts`` keeps what was encoded. Raise ConfigError, ModelError."""
         self.pipeline, self.tuning = loaded.pipeline, tuning
+        self.autocast = tuning.autocast  # float32 master weights, arithmetic in tuning.dtype
         self._steps = GraphSteps() if tuning.runtime.cuda_graphs else None
         self.network: Any = getattr(loaded.pipeline, network) if joined is None else joined
         self._loaded = loaded
@@ -305,7 +306,7 @@ class TunedPipeline:
         not, and their rounding may differ. So while it is trained it is always called as if a
         gradient were needed.
         """
-        wanted, on = torch.is_grad_enabled(), self.tuning.autocast
+        wanted, on = torch.is_grad_enabled(), self.autocast
         always = self.tuning.runtime.compile and self.tuning.tune != "none"
         with (
             torch.autocast(self.device.type, self.tuning.dtype if on else None, enabled=on),

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from figures import between, fixed, percent, points
+from methods_figures import base_numbers, draw_chart
+from methods_table import found
+from pictures import Numbers, Picture
 
 from flowrl.core.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "demonstration.json"
+COST = ROOT / "assets" / "figures" / "demonstration-cost.png"
 PAGES = ("README.md", "docs/shapes.md", "assets/shapes-sd3/README.md")
 NAMES = {
     "base": "base model",
@@ -91,6 +95,27 @@ def card(result: Result) -> str:
         rows.append([task, *(percent(one["tasks"][task]["mean"]) for one in pair)])
     rows.append(["mean over tasks", *(percent(one["mean"]) for one in pair)])
     return markdown_table(rows)
+
+
+# -------------------------------------------------------------------------------------- the chart
+
+
+def cost_numbers(result: Result) -> Numbers:
+    """Return right images in percent and what an image costs: [NFE, right, low, high]. What the
+    base model does at other costs is of the table of all methods, on the same prompts."""
+    trained = {}
+    for key, name in (("rl", "no guidance"), ("rl_best_guidance", "its best guidance and steps")):
+        one = result[key]
+        bounds = [100 * end for end in one["interval"]]
+        cost = one["cost_per_image"]["network_calls"]
+        trained[f"awm, {name}"] = [cost, 100 * one["mean"], *bounds]
+    return {"base": base_numbers(found()[0]), "trained": trained}
+
+
+def pictures() -> list[Picture]:
+    """Return the chart."""
+    result = json.loads(FILE.read_text(encoding="utf-8"))
+    return [Picture(COST, cost_numbers(result), draw_chart)]
 
 
 PARTS: dict[str, Callable[[Result], str]] = {

@@ -31,6 +31,15 @@ Result = dict[str, Any]
 
 def chart_numbers(result: Result, rows: Sequence[Mapping[str, Any]]) -> Numbers:
     """Return the points of the chart in percent: [evaluations, right, low, high]."""
+    trained = {}
+    for best in rows[:BEST]:
+        ends = (best["right"] + side * best["half"] for side in (-1, 1))
+        trained[short(best)] = [STEPS, 100 * best["right"], *(100 * end for end in ends)]
+    return {"base": base_numbers(result), "trained": trained}
+
+
+def base_numbers(result: Result) -> dict[str, list[list[float | None]]]:
+    """Return the base model's points as lines: with guidance, with more steps, the best of n."""
     groups: dict[str, list[list[float | None]]] = {}
     plain: list[float | None] = []
     for row in untrained(result):
@@ -41,11 +50,7 @@ def chart_numbers(result: Result, rows: Sequence[Mapping[str, Any]]) -> Numbers:
         else:
             groups.setdefault(_group(row["title"]), []).append(point)
     lines = {name: sorted([plain, *some], key=_cost) for name, some in groups.items()}
-    trained = {}
-    for best in rows[:BEST]:
-        ends = (best["right"] + side * best["half"] for side in (-1, 1))
-        trained[short(best)] = [STEPS, 100 * best["right"], *(100 * end for end in ends)]
-    return {"base": lines or {"base model": [plain]}, "trained": trained}
+    return lines or {"base model": [plain]}
 
 
 def _cost(point: Sequence[float | None]) -> float:

@@ -176,7 +176,9 @@ def test_any_reward_may_compare_finished_candidates(tmp_path: Path) -> None:
     assert metrics["trained"] > 0 and metrics["trained"] % 2 == 0
 
 
-def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:
+def test_the_model_is_a_clip_until_it_learns_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers' own image embedding at every time at the start; afterwards the time matters,
     also to the reward that is made of the folder that the script writes."""
     from transformers import CLIPTokenizer
@@ -186,9 +188,11 @@ def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:
     from rewards.step_aware import step_aware
 
     module = script_module("assets/shapes_step_aware")
+    monkeypatch.setattr(module, "WIDTH", 32)
+    monkeypatch.setattr(module, "LAYERS", 2)
     tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
     torch.manual_seed(0)
-    model = module.make(32, 2, tokens).eval()
+    model = module.make(tokens).eval()
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         pixels = module.prepared(images)
@@ -207,7 +211,9 @@ def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_the_judge_of_shapes_learns_from_right_and_wrong_scenes() -> None:
+def test_the_judge_of_shapes_learns_from_right_and_wrong_scenes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of each rendered pair the checker calls the first right and the second wrong; half of them
     are estimates of noised ones. Sixty steps on a few of them teach a small model to pick them."""
     import numpy as np
@@ -217,7 +223,10 @@ def test_the_judge_of_shapes_learns_from_right_and_wrong_scenes() -> None:
     from flowrl.evaluation.suites.shapes.checker import check
 
     module = script_module("assets/shapes_step_aware")
-    pairs, rng = module.Pairs(2, 2), np.random.default_rng(0)
+    small = {"PROMPTS": 2, "IMAGES": 2, "WIDTH": 32, "LAYERS": 2, "LR": 3e-2}
+    for name, value in small.items():
+        monkeypatch.setattr(module, name, value)
+    pairs, rng = module.Pairs(), np.random.default_rng(0)
     records = {record["prompt"]: record for record in pairs.trainer.train_set.records}
     torch.manual_seed(0)
     good, bad, sigma, texts = pairs.rendered(24, 0.5, rng)
@@ -228,7 +237,7 @@ def test_the_judge_of_shapes_learns_from_right_and_wrong_scenes() -> None:
     assert not bool(check(bad[whole], asked).strict.any())
     # the same pairs again and again are learnt
     tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
-    learner = module.Learner(module.make(32, 2, tokens), tokens, 3e-2)
+    learner = module.Learner(module.make(tokens), tokens)
     for _ in range(60):
         learner.right, learner.seen = 0.0, 0
         learner.fit(good[whole], bad[whole], sigma[whole], [r["prompt"] for r in asked])

@@ -246,9 +246,12 @@ class FewPrompts(SCRIPT.Pool):  # type: ignore[misc]
         return (torch.arange(len(self.own)) - prompts) % 2 == 0
 
 
-def test_pairs_are_a_right_and_a_wrong_image_of_one_prompt() -> None:
+def test_pairs_are_a_right_and_a_wrong_image_of_one_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SCRIPT, "OTHERS", 5)
     pool = FewPrompts()
-    pairs = SCRIPT.Pairs(pool, 5, torch.Generator().manual_seed(0))
+    pairs = SCRIPT.Pairs(pool, torch.Generator().manual_seed(0))
     better, worse, prompts = pairs.batch(400)
     assert bool(((better - prompts) % 2 == 0).all()) and bool(((worse - prompts) % 2 == 1).all())
     # other prompts are of the task of the image
@@ -259,7 +262,7 @@ def test_pairs_are_a_right_and_a_wrong_image_of_one_prompt() -> None:
     assert bool(own[1::2].all()) and not bool(own[::2].all())
     wrong = pool.own[worse] == prompts
     assert bool(wrong[1::2].all()) and bool(wrong[::4].all()) and not bool(wrong[2::4].all())
-    again = SCRIPT.Pairs(pool, 5, torch.Generator().manual_seed(0)).batch(400)
+    again = SCRIPT.Pairs(pool, torch.Generator().manual_seed(0)).batch(400)
     assert torch.equal(again[0], better) and torch.equal(again[1], worse)
 
 
@@ -267,7 +270,8 @@ def test_pairs_are_a_right_and_a_wrong_image_of_one_prompt() -> None:
 def test_verdicts_are_the_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle is the reward `shapes` on the decoded latents, prompt by prompt."""
     monkeypatch.setattr(SCRIPT, "groups_of", lambda *_: [])
-    pool = SCRIPT.Pool("validation", 2, seed=3)
+    monkeypatch.setattr(SCRIPT, "IMAGES", 2)
+    pool = SCRIPT.Pool("validation", seed=3)
     assert pool.own.tolist() == torch.arange(66).repeat_interleave(2).tolist()
     config = SCRIPT.load_config("shapes/best_of_n", [])
     strict = SCRIPT.Trainer(config).rewards["strict"]

@@ -277,6 +277,22 @@ def beside_the_judge() -> list[float]:
     return gains
 
 
+def color_pairs() -> list[float]:
+    """Return the right share of held-out pairs of colours and of others, before and after."""
+    found = kept("demonstration")
+    shares = []
+    for kind in ("held_out", "trained"):
+        for key in ("base", "rl"):
+            shares.append(100 * found[key]["combinations"][kind]["color_attr"])
+    return shares
+
+
+def colors_kept() -> list[float]:
+    """Return which share of the variety of colours the runs keep, with its interval."""
+    found = kept("demonstration")["diversity_kept"]["rl"]["colors"]
+    return [100 * found["mean"], *(100 * end for end in found["interval"])]
+
+
 BOUND: dict[str, list[tuple[str, Callable[[], list[float]]]]] = {
     "README.md": [
         (
@@ -284,9 +300,14 @@ BOUND: dict[str, list[tuple[str, Callable[[], list[float]]]]] = {
             lambda: demonstrated("demonstration", "rl_minus_base_best_guidance"),
         ),
         (
-            r"With its own best guidance and equal NFE it is ([\d.]+) above",
+            r"With its own best guidance and equal NFE it is ([\d.]+)\s+above",
             lambda: demonstrated("demonstration", "rl_best_guidance_minus_base_best_guidance")[:1],
         ),
+        (
+            r"held out of training rise from (\d+) to (\d+) % right, others from (\d+) to (\d+) %",
+            color_pairs,
+        ),
+        (r"(\d+) % of the variety of colours is kept \((\d+) to (\d+) %\)", colors_kept),
     ],
     "docs/shapes.md": [
         (r"gains ([\d.]+) points where the checker sees ([\d.]+)", beside_the_judge),

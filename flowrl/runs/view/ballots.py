@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from flowrl.core import votes
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import read_json, write_json
+from flowrl.evaluation import votes
 from flowrl.evaluation.votes import (
     VotePair,
     append_vote,

@@ -98,12 +98,14 @@ class PipelineModel(ABC, Generic[Options]):
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
         """Let the network compute in another dtype for a while, to see what its rounding does."""
-        kept, self.dtype = (self._tuned.tuning, self.dtype), dtype
-        self._tuned.tuning = kept[0]._replace(tune="full", dtype=dtype)
+        tuned = self._tuned
+        kept, self.dtype = (tuned.tuning, tuned.autocast, self.dtype), dtype
+        tuned.tuning = tuned.tuning._replace(tune="full", dtype=dtype)
+        tuned.autocast = tuned.tuning.autocast
         try:
             yield
         finally:
-            self._tuned.tuning, self.dtype = kept
+            tuned.tuning, tuned.autocast, self.dtype = kept
 
     @contextmanager
     def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:

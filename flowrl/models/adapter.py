@@ -42,7 +42,6 @@ class PipelineModel(ABC, Generic[Options]):
     def __init__(self, tuned: TunedPipeline, options: Options) -> None:
         self.options = options
         self.dtype = tuned.tuning.dtype
-        self.autocast = tuned.autocast  # float32 master weights, arithmetic in dtype
         self._tuned = tuned
         self._pipeline = tuned.pipeline
 
@@ -98,14 +97,12 @@ class PipelineModel(ABC, Generic[Options]):
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
         """Let the network compute in another dtype for a while, to see what its rounding does."""
-        tuned = self._tuned
-        kept, self.dtype = (tuned.tuning, tuned.autocast, self.dtype), dtype
-        tuned.tuning = tuned.tuning._replace(tune="full", dtype=dtype)
-        tuned.autocast = tuned.tuning.autocast
+        kept, self.dtype = self.dtype, dtype
         try:
-            yield
+            with self._tuned.computing_in(dtype):
+                yield
         finally:
-            tuned.tuning, tuned.autocast, self.dtype = kept
+            self.dtype = kept
 
     @contextmanager
     def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:

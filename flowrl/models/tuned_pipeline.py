@@ -298,6 +298,17 @@ class TunedPipeline:
         `Texts`."""
         return self.texts.cond(prompts, encode, device=self.device, negative=negative)
 
+    @contextmanager
+    def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let the arithmetic of float32 weights be in another dtype for a while."""
+        kept = self.tuning, self.autocast
+        self.tuning = self.tuning._replace(tune="full", dtype=dtype)
+        self.autocast = self.tuning.autocast
+        try:
+            yield
+        finally:
+            self.tuning, self.autocast = kept
+
     def call(self, *inputs: Any, named: dict[str, Any]) -> Tensor:
         """Return what the network makes of its inputs, float32 [B, *]; its arithmetic is in the
         tuning's dtype.

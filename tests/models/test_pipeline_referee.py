@@ -66,6 +66,22 @@ def test_velocities_and_gradients_are_equal(both: tuple[PipelineCall, Any]) -> N
             assert float((one - two).norm()) < 5e-5 * float(length)
 
 
+def test_both_can_compute_in_another_dtype_for_a_while(both: tuple[PipelineCall, Any]) -> None:
+    """As the doctor asks: the network's arithmetic rounds, and is as before afterwards."""
+    by_call, adapter = both
+    inner = by_call.layout(*SIZE).from_latents
+    x = torch.randn(1, *adapter.latent_shape(*SIZE), generator=torch.Generator().manual_seed(2))
+    level = by_call.sigmas(5, *SIZE)[2:3]
+    for model, start in ((by_call, inner(x)), (adapter, x)):
+        words = model.encode(PROMPTS[:1])
+        with torch.no_grad():
+            exact = model.velocity(start, level, words)
+            with model.computing_in(torch.bfloat16):
+                rounded = model.velocity(start, level, words)
+            assert 1e-4 < gap(rounded, exact) < 0.1
+            assert torch.equal(model.velocity(start, level, words), exact)
+
+
 def test_a_call_has_rows_of_several_levels(both: tuple[PipelineCall, Any]) -> None:
     """Whether they share a call of the pipeline or not."""
     by_call, adapter = both

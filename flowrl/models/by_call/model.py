@@ -316,7 +316,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
-        on, dtype = self.autocast, self.dtype
+        on, dtype = self._tuned.autocast, self.dtype
         with torch.autocast(self.device.type, dtype if on else None, enabled=on), quiet():
             yield
 

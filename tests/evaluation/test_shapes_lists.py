@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,17 @@ from flowrl.evaluation.suites.moving_shapes import EVERY, Scene, check_videos
 from flowrl.evaluation.suites.shapes.checker import check, judge_detections, validate, word_order
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.lists import scene_key
-from flowrl.evaluation.suites.shapes.prompts import all_records, entry, make_record, scenes_for
+from flowrl.evaluation.suites.shapes.prompts import (
+    HELD_COLORED,
+    HELD_COUNTS,
+    HELD_POSITIONS,
+    Record,
+    _held_attribute,
+    all_records,
+    entry,
+    make_record,
+    scenes_for,
+)
 from flowrl.evaluation.suites.shapes.scene import CLASSES, Scenes, render
 from rewards.moving_shapes import moving_shapes
 from rewards.shapes import shapes
@@ -96,6 +107,36 @@ def test_the_final_list_has_scenes_of_its_own_and_about_equal_tasks() -> None:
             assert {scene_key(row) for row in rows} == {key}
         assert len({len(rows) for rows in scenes.values()}) == 1
         assert 100 <= sum(map(len, scenes.values())) <= 170
+
+
+def test_how_many_final_scenes_the_base_model_may_have_seen() -> None:
+    """Scenes of its training are drawn at random, with nothing held-out in them."""
+    scenes = {record["scene"]: record for record in LISTS["final"]}
+    known = sum(not holds_held_out(record["include"]) for record in scenes.values())
+    assert (len(scenes), known) == (715, 417)
+    for page, sentence in (("README.md", "may have shown 417"), ("docs/shapes.md", "417 of them")):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert "715 scenes" in text and sentence in text, page
+
+
+def holds_held_out(include: list[Record]) -> bool:
+    """Say whether a scene has a coloured shape, pair of colours, number or relation that the base
+    model's training leaves out."""
+    named = [
+        (str(wish["class"]), str(wish.get("color", "")))
+        for wish in include
+        for _ in range(wish["count"])
+    ]
+    found = bool(HELD_COLORED & set(named))
+    for one, other in itertools.combinations(named, 2):
+        if one[0] != other[0] and one[1] and other[1]:
+            found |= _held_attribute(one, other)
+    found |= bool(HELD_COUNTS & set(Counter(shape for shape, _ in named).items()))
+    for wish in include:
+        if "position" in wish:
+            relation, place = wish["position"]
+            found |= (wish["class"], relation, include[place]["class"]) in HELD_POSITIONS
+    return found
 
 
 def test_true_scenes_of_every_list_pass_and_others_fail() -> None:

@@ -49,7 +49,7 @@ def main() -> None:
     write_json(args.out, result)
     args.figures.mkdir(parents=True, exist_ok=True)
     draw_figure(bench, result, args, args.figures / f"{args.out.stem}.png")
-    chart = args.figures / f"{args.out.stem}-minutes.png"
+    chart = args.figures / f"{args.out.stem}-curve.png"
     draw_chart(result["curves"], chart)
     print(summary(result))
 

@@ -1,4 +1,4 @@
-"""The chart: accuracy on held-out prompts against minutes of training, over the training seeds."""
+"""The chart: accuracy on held-out prompts over the training, mean and range of its seeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 
 from flowrl.core.files import write_json
 from flowrl.runs.evaluate import evaluate
-from flowrl.runs.folder import CONFIG, EVALS, TIMING, read_object, read_rows
+from flowrl.runs.folder import CONFIG, EVALS, read_object, read_rows
 from flowrl.runs.open_run import open_target, saved_config
 from flowrl.runs.report.style import INK, PALETTE, grid_along, save_figure, styled
 
 CEILING = 0.9974  # the share of true scenes that the checker accepts after the VAE
-PHASES = ("rollout", "decode", "reward", "train")
 
 
 def curves(
@@ -36,15 +35,10 @@ def curves(
 
 
 def curve(run: Path) -> dict[str, list[float]]:
-    """Return iteration, minutes of training, without evaluations, and score of a run's
-    evaluations."""
-    ends = [0.0]
-    for row in read_rows(run, TIMING):
-        ends.append(ends[-1] + sum(row.get(phase, 0.0) for phase in PHASES) / 60)
+    """Return iteration and score of a run's evaluations."""
     rows = read_rows(run, EVALS)
     return {
         "iterations": [row["iteration"] for row in rows],
-        "minutes": [round(ends[row["iteration"]], 2) for row in rows],
         "scores": [row[row["score"]] for row in rows],
     }
 
@@ -67,16 +61,16 @@ def draw_chart(found: Mapping[str, Any], file: Path) -> None:
     """Draw the mean over seeds with their range, and as dashed lines what the base model reaches
     with guidance, and the autoencoder's ceiling."""
     runs = found["runs"]
-    least = min(len(run["minutes"]) for run in runs)
-    minutes = np.mean([run["minutes"][:least] for run in runs], 0)
+    least = min(len(run["iterations"]) for run in runs)
+    iterations = runs[0]["iterations"][:least]
     scores = 100 * np.array([run["scores"][:least] for run in runs])
     # the runs
     figure = Figure(figsize=(7.2, 4.2))
     axes = figure.add_subplot()
     grid_along(axes)
-    axes.fill_between(minutes, scores.min(0), scores.max(0), color=PALETTE[0], alpha=0.2, lw=0)
+    axes.fill_between(iterations, scores.min(0), scores.max(0), color=PALETTE[0], alpha=0.2, lw=0)
     label = f"after training, mean and range of {len(runs)} seeds"
-    axes.plot(minutes, scores.mean(0), color=PALETTE[0], marker="o", ms=3.5, label=label)
+    axes.plot(iterations, scores.mean(0), color=PALETTE[0], marker="o", ms=3.5, label=label)
     # what the base model reaches on the same prompts from the same noise, and what can be reached
     levels = {
         "ceiling of the autoencoder": (found["ceiling"], INK),
@@ -85,7 +79,7 @@ def draw_chart(found: Mapping[str, Any], file: Path) -> None:
     for name, (level, color) in levels.items():
         if level is not None:
             axes.axhline(100 * level, color=color, ls="--", lw=1.2, label=name)
-    axes.set_xlabel("minutes of training")
+    axes.set_xlabel("iterations")
     axes.set_ylabel(f"right images of {Path(found['prompts']).stem} prompts, %")
     axes.set_ylim(0, 104)
     axes.set_xlim(left=0)

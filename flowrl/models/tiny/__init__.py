@@ -177,10 +177,8 @@ def _over(before: Any, value: Any) -> Any:
 
 def _made(spec: Any, kind: Any, part: str) -> Any:
     """Make a part of a pipeline of that class, by its entry."""
-    if spec is not None and not isinstance(spec, str | Mapping):
+    if not isinstance(spec, str | Mapping):  # None, or made already
         return spec
-    if spec is None:
-        return None
     settings = _settled(spec)
     name = settings.pop("is", SCHEDULER if part == "scheduler" else "")
     make = _found(name) if name else kind._get_signature_types()[part][0]

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -282,6 +282,23 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
         return math.isfinite(value)
     except OverflowError:  # a whole number beyond float64
         return False
+
+
+def only(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return an object of JSON with these keys alone, all of which it has."""
+    return {key: values[key] for key in keys}
+
+
+def without(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Return an object of JSON without some keys, which it need not have."""
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number as JSON has it: None in place of NaN and infinity."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def delete(path: Path) -> None:

@@ -115,6 +115,15 @@ class World:
         if bucket:
             self._exchange(partial(_sum, bucket))
 
+    def by_main(self, work: Callable[[], T]) -> T:
+        """Do work in the first process alone -> what it returned, in all of them. If it fails, all
+        raise as `together` says."""
+        mine: Callable[[], Any] = _nothing
+        if self.main:
+            mine = work
+        found: T = self.gather(self.together(mine))[0]
+        return found
+
     def together(self, work: Callable[[], T]) -> T:
         """Do work in every process. If it fails in one, all raise: nobody waits for a process that
         is gone.
@@ -170,6 +179,10 @@ ALONE = World()
 
 
 KILLERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+
+
+def _nothing() -> None:
+    """Wait for what the first process does alone."""
 
 
 def launched() -> bool:

@@ -196,7 +196,7 @@ def parse_rows(lines: Sequence[bytes], path: Path) -> Rows:
     """Parse lines of a log as `read_rows` does."""
     # each line by itself, so that a mistake is named; scores are read by those who know of NaN
     name, rows = path.name, list[dict[str, Any]]()
-    constants, shape = name in (EVALS, EARLIER_EVALS), SHAPES.get(name)
+    constants, shape = name in (EVALS, EARLIER_EVALS), SHAPES.get(name, dict)
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
         try:
@@ -209,7 +209,7 @@ def parse_rows(lines: Sequence[bytes], path: Path) -> Rows:
         if not isinstance(row, dict) or not _whole(row.get("iteration"), MOST_ITERATIONS):
             text = f"{where}: expected an object with a whole iteration, got {_short(line)}"
             raise RunError(text)
-        rows.append(row if shape is None else shaped(row, shape, where))
+        rows.append(shaped(row, shape, where))
     return rows
 
 
@@ -236,9 +236,13 @@ def left_of(run: RunPath) -> list[str]:
     for name in (METRICS, EVALS, EARLIER_EVALS, TIMING, HISTOGRAMS, FINDINGS, SUMMARY):
         path = Path(run) / name
         with contextlib.suppress(OSError):
-            lines = path.read_bytes().count(b"\n") if path.is_file() else 0
-            if path.is_file() and path.stat().st_size:
-                found.append(name if name == SUMMARY else f"{name} with {counted(lines, 'line')}")
+            if not path.is_file() or not path.stat().st_size:
+                continue
+            if name == SUMMARY:
+                found.append(name)
+            else:
+                lines = path.read_bytes().count(b"\n")
+                found.append(f"{name} with {counted(lines, 'line')}")
     return found
 
 
@@ -258,9 +262,10 @@ def what_is_there(run: RunPath) -> str:
         place = f"{path} holds {', '.join(inside[:4]) or 'nothing'}"
     # what the run would lose, and what can be done
     left = left_of(run)
-    beside = f", but a run was here: {', '.join(left)}" if left else ""
+    if left:
+        place += f", but a run was here: {', '.join(left)}"
     return (
-        f": {place}{beside}. Bring the checkpoints back (mount the disk, undo the move) and give "
+        f": {place}. Bring the checkpoints back (mount the disk, undo the move) and give "
         "the same command again, or start again in another folder; nothing was changed"
     )
 
@@ -274,29 +279,29 @@ def check_lines(run: RunPath, iterations: int) -> None:
     double = sorted(n for n, times in seen.items() if times > 1 and n < iterations)
     if not missing and not double:
         return
-    # what is wrong
-    wrong = [f"lacks {_numbers(missing)}"] if missing else []
-    wrong += [f"holds {_numbers(double)} more than once"] if double else []
-    first = min([*missing, *double])
-    # the ways on, none of which deletes anything by itself
-    ways = []
+    # what is wrong, and the ways on, none of which deletes anything by itself
+    where, wrong, first = str(path), [], min([*missing, *double])
+    ways = [f"move away the checkpoints after {first} iterations to train these again"]
     if first == 0:
-        ways.append("bring the whole file back")
-    else:
-        ways.append(f"move away the checkpoints after {first} iterations to train these again")
+        ways = ["bring the whole file back"]
+    if not path.exists():
+        where += ", which is not there"
+    if missing:
+        wrong.append(f"lacks {_numbers(missing)}")
     if double:
+        wrong.append(f"holds {_numbers(double)} more than once")
         ways.append("delete the lines that are too many")
     if missing:
         begin, end = _spans(missing)[0]
         made = f"seq -f '{{\"iteration\": %.0f}}' {begin} {end}"
-        into = "" if seen else f" > {shlex.quote(str(path))}"
+        if not seen:
+            made += f" > {shlex.quote(str(path))}"
         ways.append(
             "go on without these numbers, with a line for each in its place that holds its "
-            f"iteration alone: `{made}{into}`"
+            f"iteration alone: `{made}`"
         )
-    state = "" if path.exists() else ", which is not there"
     raise RunError(
-        f"{path}{state}: expected each of the {counted(iterations, 'iteration')} before the "
+        f"{where}: expected each of the {counted(iterations, 'iteration')} before the "
         f"checkpoint once, but it {' and '.join(wrong)}. Nothing was changed. Before you resume: "
         f"{', or '.join(ways)}"
     )
@@ -315,14 +320,16 @@ def _spans(found: Sequence[int]) -> list[list[int]]:
 
 def _numbers(found: Sequence[int]) -> str:
     """Say which iterations: "iterations 3 to 7, 9"."""
-    texts = [str(a) if a == b else f"{a} to {b}" for a, b in _spans(found)]
-    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
-    return f"iteration{'s' * (len(found) > 1)} {', '.join(texts[:5])}{more}"
+    texts = [" to ".join(map(str, dict.fromkeys(span))) for span in _spans(found)]
+    said = f"iteration{'s' * (len(found) > 1)} {', '.join(texts[:5])}"
+    if len(texts) > 5:
+        said += f" and {len(texts) - 5} more"
+    return said
 
 
 def counted(number: int, what: str) -> str:
     """Return "1 line", "2 lines"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def read_evals(run: RunPath) -> list[Evaluation]:
@@ -413,15 +420,22 @@ def evaluation(row: Mapping[str, Any]) -> Evaluation:
 
 
 def _score(row: Mapping[str, Any], key: str) -> Score:
-    ends = row.get("interval") or [None, None]
-    mean, low, high = (math.nan if value is None else value for value in (row.get(key), *ends))
-    return Score(float(mean), float(low), float(high), row.get("images"))
+    low, high = row.get("interval") or (None, None)
+    return Score(_or_nan(row.get(key)), _or_nan(low), _or_nan(high), row.get("images"))
+
+
+def _or_nan(value: Number) -> float:
+    if value is None:
+        return math.nan
+    return float(value)
 
 
 def _images(scores: Sequence[Score]) -> int | None:
     """Add up the images of all tasks; None where one of them does not say how many."""
     counts = [score.images for score in scores if score.images is not None]
-    return sum(counts) if counts and len(counts) == len(scores) else None
+    if not counts or len(counts) < len(scores):
+        return None
+    return sum(counts)
 
 
 def _whole(value: Any, most: float = math.inf) -> bool:
@@ -430,7 +444,9 @@ def _whole(value: Any, most: float = math.inf) -> bool:
 
 def _short(line: bytes) -> str:
     text = line.decode("utf-8", "replace").strip()
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return repr(text)
 
 
 LOCK = ".lock"
@@ -505,7 +521,9 @@ def try_lock(folder: Path) -> FolderLock | None:
         # who had it before has just removed it
         if error.errno == errno.ENOENT and not os.path.lexists(folder):
             return try_lock(folder)
-        reason = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror
+        reason = error.strerror
+        if error.errno == errno.EEXIST:
+            reason = os.strerror(errno.ENOTDIR)
         raise RunError(f"cannot write to the run folder {folder}: {reason or error}") from error
     taken = _flock(handle, fcntl.LOCK_EX)
     # who only looks holds it for a moment
@@ -536,7 +554,9 @@ def _flock(handle: int, kind: int) -> bool | None:
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except OSError as error:
-        return None if error.errno in _NO_LOCKS else False
+        if error.errno in _NO_LOCKS:
+            return None
+        return False
     return True
 
 
@@ -581,8 +601,10 @@ def lock(folder: Path, *, mend: str) -> FolderLock:
 def _who(folder: Path) -> str:
     number, file = "", folder / LOCK
     with contextlib.suppress(OSError, ValueError):
-        number = file.read_text().strip() if file.is_file() else ""
+        if file.is_file():
+            number = file.read_text().strip()
     if not number.isdecimal():
         return "another process"
-    here = os.path.exists(f"/proc/{number}") or not os.path.exists("/proc/self")
-    return f"process {number}" + ("" if here else " (of another machine, or one that it left)")
+    if os.path.exists(f"/proc/{number}") or not os.path.exists("/proc/self"):
+        return f"process {number}"
+    return f"process {number} (of another machine, or one that it left)"

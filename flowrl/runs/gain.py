@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from flowrl.core.files import is_finite_number
@@ -16,7 +17,9 @@ Row = Mapping[str, Any]
 def score_of(row: Row) -> float | None:
     """Return the headline score of an evaluation; None where it has none, or no finite one."""
     value: Any = row.get(str(row.get("score")))
-    return float(value) if is_finite_number(value) else None
+    if not is_finite_number(value):
+        return None
+    return float(value)
 
 
 def best_first(rows: Sequence[Row]) -> list[Row]:
@@ -25,21 +28,27 @@ def best_first(rows: Sequence[Row]) -> list[Row]:
     Only those of the last one's score count, since a run that goes on may be given another. Those
     of a comparison, which is about the end of a budget, do not.
     """
-    rows = [row for row in rows if "marks" not in row]
-    if not rows:
-        return []
-    name = rows[-1].get("score")
+    after = [row for row in rows if "marks" not in row and row["iteration"] > 0]
+    return scored_first(after)
+
+
+def scored_first(rows: Sequence[Row]) -> list[Row]:
+    """Sort the evaluations that have the last one's score by it, the best first; of equals the
+    earlier."""
     known = []
     for row in rows:
-        if row["iteration"] > 0 and row.get("score") == name and score_of(row) is not None:
-            known.append(row)
-    return sorted(known, key=lambda row: (-(score_of(row) or 0.0), row["iteration"]))
+        score = score_of(row)
+        if score is not None and row.get("score") == rows[-1].get("score"):
+            known.append((-score, row["iteration"], row))
+    return [row for _, _, row in sorted(known, key=itemgetter(0, 1))]
 
 
 def best_iteration(rows: Sequence[Row]) -> int | None:
     """Return the iteration of the best evaluation; None before there is one."""
     found = best_first(rows)
-    return int(found[0]["iteration"]) if found else None
+    if not found:
+        return None
+    return int(found[0]["iteration"])
 
 
 EXACT = 1e-4  # means of prompts are kept with six digits
@@ -77,8 +86,9 @@ class Gain(NamedTuple):
         if low == high == 0:
             return f"{self.score} did not change ({images})"
         if self.certain:
-            ends = sorted((abs(low), abs(high)))
-            verb = "gains" if low > 0 else "loses"
+            ends, verb = sorted((abs(low), abs(high))), "loses"
+            if low > 0:
+                verb = "gains"
             of = self._said(ends[0], unit=False)
             return f"{self.score} {verb} {of} to {self._said(ends[1])} (95 % interval, {images})"
         half = (high - low) / 2
@@ -97,14 +107,10 @@ class Gain(NamedTuple):
     def short(self) -> str:
         """Say it in few letters, for a line of progress: ``+12.3±7.1 points``, with half of the
         interval."""
-        text, unit = (
-            self._said(self.change, sign=True, unit=False),
-            " points" if self.points else "",
-        )
         if self.interval is None:
-            return text + unit
+            return self._said(self.change, sign=True)
         low, high = self.interval
-        return f"{text}±{self._said((high - low) / 2, unit=False)}{unit}"
+        return f"{self._said(self.change, sign=True, unit=False)}±{self._said((high - low) / 2)}"
 
     def __repr__(self) -> str:
         """Show the sentence: what a notebook prints."""
@@ -112,16 +118,17 @@ class Gain(NamedTuple):
 
     def _said(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
         """Write a difference in the unit of the score."""
-        shown = 100 * value if self.points else value
-        if shown == 0 or not math.isfinite(shown):
-            text = "0"
-        else:
-            # one digit of a point, three digits of anything else
-            digits = 1 if self.points else max(0, 2 - math.floor(math.log10(abs(shown))))
-            text = f"{shown:{'+' if sign else ''}.{digits}f}"
+        # one digit of a point, three digits of anything else
+        shown, digits, text = value, 1, "0"
+        if self.points:
+            shown = 100 * value
+        elif value != 0 and math.isfinite(value):
+            digits = max(0, 2 - math.floor(math.log10(abs(value))))
+        if shown != 0 and math.isfinite(shown):
+            text = f"{shown:{'+' * sign}.{digits}f}"
         if "." in text:
             text = text.rstrip("0").rstrip(".")
-        return f"{text} points" if self.points and unit else text
+        return text + " points" * (self.points and unit)
 
 
 def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
@@ -143,11 +150,12 @@ def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
 
         later, earlier = np.array(two, float)[:, None], np.array(one, float)[:, None]
         found = paired_difference(later, earlier, tags)
-        change, ends = found["difference"], found["interval"]
-        interval = None if None in ends else (ends[0], ends[1])
+        change, (low, high) = found["difference"], found["interval"]
+        if low is not None and high is not None:
+            interval = (low, high)
     images = last.get("images")
-    count = images if isinstance(images, int) else len(tags)
-    each = count / len(tags) if tags else 0
+    if not isinstance(images, int):
+        images = len(tags)
     return Gain(
         score=name,
         before=before,
@@ -156,14 +164,24 @@ def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
         interval=interval,
         iteration=int(last["iteration"]),
         prompts=len(tags),
-        images=count,
-        points=bool(tags) and _are_shares([*one, *two], each),
+        images=images,
+        points=bool(tags) and _are_shares([*one, *two], images / len(tags)),
     )
 
 
 def run_gain(run: RunPath) -> Gain | None:
     """Return the gain of a run folder as `gain_of` does. Raises RunError for a damaged log."""
     return gain_of(_judged(run))
+
+
+def verdict_lines(gain: Gain | None, run: RunPath) -> list[str]:
+    """Say what training changed on the test prompts, and where the base model of a run stays the
+    best. Raises RunError for a damaged log."""
+    lines = []
+    if gain is not None:
+        lines.append(gain.sentence)
+    lines.append(base_is_best(run))
+    return list(filter(None, lines))
 
 
 def base_is_best(run: RunPath) -> str:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from flowrl.config.load import Config
@@ -34,13 +35,20 @@ def listed_in(config: Config, run: Path) -> Config:
     files = {}
     for use, file in _given(config, run):
         files[use] = str(file)
-        kept = prompts_hash(load_prompts(file)) if file.exists() else None
-        if kept not in (None, prompts_hash(load_prompts(getattr(config.prompts, use)))):
+        given = load_prompts(getattr(config.prompts, use))
+        if file.exists() and prompts_hash(load_prompts(file)) != prompts_hash(given):
             raise ConfigError(
                 f"prompts.{use}: {run} was trained with another list ({file}); hand over the same "
                 "one, or name another folder"
             )
-    return replace(config, prompts=replace(config.prompts, **files)) if files else config
+    return _with_lists(config, files)
+
+
+def _with_lists(config: Config, files: dict[str, str]) -> Config:
+    """Return the config with other files of prompts, by their use."""
+    if not files:
+        return config
+    return replace(config, prompts=replace(config.prompts, **files))
 
 
 @contextmanager
@@ -50,14 +58,14 @@ def lists_kept(config: Config, run: Path, *, resumed: bool) -> Iterator[Config]:
 
     A run that is `resumed` has written them already; only the first process writes.
     """
-    here, files = world(), [file for _, file in _given(config, run)]
-    mine = here.main and not resumed
-    here.together(lambda: _write(config, run) if mine else None)
+    here = world()
+    if not resumed:
+        here.by_main(partial(_write, config, run))
     try:
         yield listed_in(config, run)
     except BaseException:
-        if mine and not (run / CONFIG).exists():
-            for file in files:
+        if here.main and not resumed and not (run / CONFIG).exists():
+            for _, file in _given(config, run):
                 file.unlink(missing_ok=True)
             with suppress(OSError):
                 (run / FOLDER).rmdir()
@@ -88,7 +96,7 @@ def moved_along(config: Config, run: Path) -> Config:
         named = Path(getattr(config.prompts, use))
         if file.is_file() and named.parts[-2:] == file.parts[-2:]:
             files[use] = str(file)
-    return replace(config, prompts=replace(config.prompts, **files)) if files else config
+    return _with_lists(config, files)
 
 
 def _given(config: Config, run: Path) -> Iterator[tuple[str, Path]]:
@@ -101,8 +109,11 @@ def _given(config: Config, run: Path) -> Iterator[tuple[str, Path]]:
 def trust(run: Path, plugins: Sequence[str]) -> None:
     """Keep the content of plugins that the user named for a run. Where it cannot be kept, they are
     named again the next time."""
-    hashes = {name: _content(name) for name in plugins}
-    known = _kept(run) | {name: text for name, text in hashes.items() if text}
+    known = _kept(run)
+    for name in plugins:
+        text = _content(name)
+        if text:
+            known[name] = text
     if known:
         with contextlib.suppress(OSError, FlowRLError):
             write_json(_file(run), {"run": f"{run.resolve()}", "plugins": known})
@@ -134,13 +145,16 @@ def _content(name: str) -> str:
         spec = importlib.util.find_spec(name)
         if spec is None:
             return ""
-        files = [Path(spec.origin)] if spec.origin else []
+        files = set[Path]()
+        if spec.origin:
+            files.add(Path(spec.origin))
         for folder in spec.submodule_search_locations or ():
-            files += Path(folder).rglob("*.py")
+            files.update(Path(folder).rglob("*.py"))
         found = hashlib.sha256()
-        for file in sorted(set(files)):
+        for file in sorted(files):
             found.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
-        return found.hexdigest() if files else ""
+        if files:
+            return found.hexdigest()
     return ""
 
 

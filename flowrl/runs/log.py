@@ -38,7 +38,9 @@ COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "approx_kl":
 
 def headline_label(name: str) -> str:
     """Return what the headline reward is called beside `reward`, the sum: by its name."""
-    return f"{name} alone" if name in COLUMNS else name
+    if name in COLUMNS:
+        return f"{name} alone"
+    return name
 
 
 class Progress:
@@ -99,29 +101,36 @@ class Progress:
                 self.say(self._how_far(done, total))
             return
         if time.monotonic() - self._looked >= PAUSE or done == total:
-            count = self.images.get(self._phase) if self._phase in MILESTONES else None
-            of = f"{done}/{total}" if count is None else f"{done * count // total}/{count} images"
+            of = f"{done}/{total}"
+            if self._phase in MILESTONES and self._phase in self.images:
+                count = self.images[self._phase]
+                of = f"{done * count // total}/{count} images"
             self._look(f"{self._phase} {of}")
 
     def _how_far(self, done: int, total: int) -> str:
         """Say how much of a phase is done, in images where it is about images."""
-        count = self.images.get(self._phase)
-        what = (
-            f"{done} of {total}" if count is None else f"{done * count // total} of {count} images"
-        )
+        what = f"{done} of {total}"
+        if self._phase in self.images:
+            count = self.images[self._phase]
+            what = f"{done * count // total} of {count} images"
         if self._phase in MILESTONES:
             return f"{self._phase}: {what}"
-        number = self.begun + len(self._durations) + 1
-        of = f"/{self.total}" if self.total else ""
-        return f"iteration {number}{of}  {self._phase}: {what}"
+        return f"{self._named(self.begun + len(self._durations))}  {self._phase}: {what}"
+
+    def _named(self, iteration: int) -> str:
+        """Name an iteration as people count, and of how many it is: "iteration 3/200"."""
+        if self.total:
+            return f"iteration {iteration + 1}/{self.total}"
+        return f"iteration {iteration + 1}"
 
     def _look(self, now: str) -> None:
         """Write the line below the bar: what is being done, and the last iteration's seconds."""
         if self._bar is None:
             self._open_bar(self.begun)
-        last = f"  before: {self._last}" if self._last else ""
+        if self._last:
+            now += f"  before: {self._last}"
         self._bar.refresh()  # its clock
-        self._line.set_description_str(f"{now}{last}")
+        self._line.set_description_str(now)
         self._looked = time.monotonic()
 
     def show(
@@ -143,8 +152,7 @@ class Progress:
         times = " ".join(f"{name} {timing[name]:.2f}s" for name in phases)
         # a log file gets a line for each iteration
         if not sys.stderr.isatty():
-            of = f"/{self.total}" if self.total else ""
-            self.say(f"iteration {iteration + 1}{of}  {text}  [{times}]")
+            self.say(f"{self._named(iteration)}  {text}  [{times}]")
             return
         # a terminal gets a bar: metrics on it, the phases' seconds below it
         if self._bar is None:
@@ -171,8 +179,9 @@ class Progress:
         for label, name in self.columns.items():
             if _is_number(values.get(name)):
                 parts.append(f"{label} {values[name]:.4g}")
-        # what is gained follows the reward, which comes first
-        return [*parts[:3], *([f"gain {self.gained}"] if self.gained else []), *parts[3:]]
+        if self.gained:  # follows the reward, which comes first
+            parts.insert(3, f"gain {self.gained}")
+        return parts
 
     def _left(self, done: int, total: int) -> float:
         """Return the seconds that a run will take which has done so many iterations."""
@@ -180,7 +189,9 @@ class Progress:
         left = max(total - done, 0) * median(self._durations[-RECENT:])
         # beside them, what is due from now on, and at the end
         for name, every in self.every.items():
-            times = total // every - (done - 1) // every + (total % every > 0) if every else 1
+            times = 1
+            if every:
+                times = total // every - (done - 1) // every + (total % every > 0)
             left += times * self._rare.get(name, 0.0)
         return left
 
@@ -263,7 +274,8 @@ class RunLogger:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time inside to phase `name` of the current iteration."""
         start = time.perf_counter()
-        self._started = start if self._started is None else self._started
+        if self._started is None:
+            self._started = start
         self.current = name
         self._progress.begin(name)
         try:
@@ -296,7 +308,7 @@ class RunLogger:
         values = {name: _number(value) for name, value in metrics.items()}
         timing, usual = self._end_timers(images)
         # the two logs
-        rounded = {name: None if s is None else round(s, 6) for name, s in timing.items()}
+        rounded = {name: s and round(s, 6) for name, s in timing.items()}
         self._write(METRICS, {"iteration": iteration, **values})
         self._write(TIMING, {"iteration": iteration, **rounded})
         if histograms:
@@ -358,9 +370,11 @@ class RunLogger:
     def _end_timers(self, images: int) -> tuple[dict[str, float | None], float]:
         """Return seconds of each phase and in all with the speed, and those that count for the time
         left: evaluations are rare."""
-        now = time.perf_counter()
-        total = now - self._started if self._started is not None else 0.0
-        speed = images / total if total and images else None
+        now, total, speed = time.perf_counter(), 0.0, None
+        if self._started is not None:
+            total = now - self._started
+        if total and images:
+            speed = images / total
         timing = {**self._seconds, "total": total, "images_per_s": speed}
         rare = sum(self._seconds.get(name, 0.0) for name in MILESTONES)
         self._started, self._seconds = now, {}
@@ -422,7 +436,7 @@ def _prepare(file: Path, resume: int | None) -> None:
     lines, kept = file.read_bytes().splitlines(keepends=True), []
     for line, row in zip(lines, parse_rows(lines, file), strict=False):
         if row["iteration"] < resume:
-            kept.append(line if line.endswith(b"\n") else line + b"\n")
+            kept.append(line.removesuffix(b"\n") + b"\n")
     with replacing(file) as draft:
         draft.write_bytes(b"".join(kept))
 

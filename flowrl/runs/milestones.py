@@ -8,6 +8,7 @@ import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ class Checkpoints:
         self.log: Log | None = None
         self._saved = resumed_at  # the iteration that is on the disk already
         self.best: int | None = None  # the iteration that is never deleted
-        there = checkpoint.checkpoint_folders(run) if unjudged else []
-        self._unjudged = {int(folder.name) for folder in there}
+        self._unjudged = set[int]()
+        if unjudged:
+            self._unjudged = {int(folder.name) for folder in checkpoint.checkpoint_folders(run)}
 
     @property
     def folder(self) -> Path:
@@ -102,8 +104,12 @@ class Checkpoints:
     def _kept(self) -> set[int]:
         """Return the iterations that are never deleted: the best, those of which nobody knows
         whether they are, and the first where a run may go back to it."""
-        first = {0} if self.trainer.config.monitors.asks_for("rollback") else set()
-        return first | self._unjudged | ({self.best} if self.best is not None else set())
+        kept = set(self._unjudged)
+        if self.trainer.config.monitors.asks_for("rollback"):
+            kept.add(0)
+        if self.best is not None:
+            kept.add(self.best)
+        return kept
 
     def _forget_the_first(self) -> None:
         if 0 in self._kept():
@@ -125,18 +131,26 @@ class Checkpoints:
         """Return the command that goes on with the run, to so many iterations if they are given;
         or the call where rewards or the model are objects of a program, which a command does not
         have."""
-        longer = f"train={{'iterations': {iterations}}}" if iterations else ""
-        config = self.trainer.config
-        functions = [name for name, call in config.rewards.items() if call.path == PYTHON]
-        given = [f"plugins={list(config.plugins)}"] if config.plugins else []
+        config, objects = self.trainer.config, []
+        functions = [
+            f"{name!r}: ..." for name, call in config.rewards.items() if call.path == PYTHON
+        ]
         if functions:
-            given.append(f"rewards={{{', '.join(f'{name!r}: ...' for name in functions)}}}")
+            objects.append(f"rewards={{{', '.join(functions)}}}")
         if config.model.path == PYTHON:
-            given.append("model=...")
-        if functions or config.model.path == PYTHON:
-            return f"flowrl.open({str(self.run)!r}, {', '.join(given)}).resume({longer})"
-        longer = f" train.iterations={iterations}" if iterations else ""
-        return f"{train_command('--resume', self.run, config)}{longer}"
+            objects.append("model=...")
+        if not objects:
+            command = train_command("--resume", self.run, config)
+            if iterations:
+                command += f" train.iterations={iterations}"
+            return command
+        # the call
+        longer = ""
+        if iterations:
+            longer = f"train={{'iterations': {iterations}}}"
+        if config.plugins:
+            objects.insert(0, f"plugins={list(config.plugins)}")
+        return f"flowrl.open({str(self.run)!r}, {', '.join(objects)}).resume({longer})"
 
     def after(self, error: BaseException) -> str:
         """Save after an error if what is in memory can be gone on from -> what there is to go on
@@ -163,7 +177,9 @@ class Checkpoints:
             except FlowRLError as failed:
                 problem = f"{failed}; "
         newest = checkpoint.latest(self.run)
-        return None if newest is None else f"{problem}{newest} is whole"
+        if newest is None:
+            return None
+        return f"{problem}{newest} is whole"
 
 
 @contextmanager
@@ -225,8 +241,10 @@ class Milestones:
         Interrupted where a stop was asked for.
         """
         trainer, run, here = self.trainer, self.run, self.trainer.world
-        c, now = trainer.config, trainer.iteration
-        rows = here.gather(read_rows(run, EVALS) if here.main else [])[0]
+        c, now, rows = trainer.config, trainer.iteration, list[dict[str, Any]]()
+        if here.main:
+            rows = read_rows(run, EVALS)
+        rows = here.gather(rows)[0]
         fresh = [row for row in rows if row["iteration"] <= now]
         self.checkpoints.best, self.watch.rows = best_iteration(fresh), fresh
         if _due(c.checkpoint.every, trainer, end=end):
@@ -239,12 +257,14 @@ class Milestones:
             self.checkpoints.best = best_iteration(fresh)
             if self.checkpoints.best == now:
                 self._save()
-        changed = fresh if fresh != rows else None
-        here.together(lambda: self._keep(changed, end=end))
+        changed = None
+        if fresh != rows:
+            changed = fresh
+        here.together(partial(self._keep, changed, end=end))
         # what is gained so far, and what the monitors say of it
         if here.main and len(fresh) != self._told:
             gain, self._told = gain_of(fresh), len(fresh)
-            self.log.gained(gain.short if gain else "")
+            self.log.gained("" if gain is None else gain.short)
         self.watch.evaluated(fresh)
         self._stop_if_asked()
 
@@ -385,5 +405,9 @@ def _known(folder: Path) -> dict[str, Any]:
 
 def _free(run: Path) -> Path:
     """Return the first of samples-earlier, samples-earlier-2 and so on that is not there."""
-    names = itertools.chain([ASIDE], (f"{ASIDE}-{n}" for n in itertools.count(2)))
-    return next(run / name for name in names if not (run / name).exists())
+    free = run / ASIDE
+    for number in itertools.count(2):
+        if not free.exists():
+            break
+        free = run / f"{ASIDE}-{number}"
+    return free

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from flowrl.core.errors import CheckpointError
 from flowrl.core.files import write_text
 from flowrl.evaluation.reward_set import LOOKS
 from flowrl.runs.folder import FINDINGS, Rows, read_rows
-from flowrl.runs.gain import Row, best_first, score_of
+from flowrl.runs.gain import Row, best_first, score_of, scored_first
 from flowrl.runs.log import Log
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint_state import MOST_KL
@@ -60,8 +61,7 @@ class MonitorFinding:
 def append_findings(run: Path, findings: Sequence[MonitorFinding]) -> None:
     """Write findings below those that are there. Raises RunError."""
     if findings:
-        rows = [*read_rows(run, FINDINGS), *(asdict(one) for one in findings)]
-        _write(run, rows)
+        _write(run, [*read_rows(run, FINDINGS), *map(asdict, findings)])
 
 
 def keep_first(run: Path, count: int) -> None:
@@ -116,8 +116,9 @@ def image_looks(options: ImagesMonitor, metrics: Metrics, start: Metrics) -> Ala
         most = getattr(options, name)
         if now is None or then <= 0:
             continue
-        # less of a grid is no harm
-        low = 0.0 if name == "grid" else then / most
+        low = then / most
+        if name == "grid":  # less of it is no harm
+            low = 0.0
         if not low <= now <= then * most:
             said.append(f"{name} from {then:.3f} to {now:.3f}")
     if not said:
@@ -139,7 +140,7 @@ def ratio(options: RatioMonitor, metrics: Metrics, start: Metrics) -> Alarm | No
     # the worst denoising step counts, since a mean over steps would hide it
     for prefix, most in (("ratio_std/step", options.spread), ("clip_frac/step", options.clip)):
         steps = {name: value for name, value in metrics.items() if name.startswith(prefix)}
-        worst = max(steps, key=lambda name: steps[name], default=None)
+        worst = max(steps, key=steps.__getitem__, default=None)
         if worst is not None and steps[worst] > most:
             said.append(f"{worst} {steps[worst]:.3g} is more than {most:g}")
     if not said:
@@ -157,7 +158,9 @@ def gradients(options: GradientsMonitor, metrics: Metrics, start: Metrics) -> Al
     count = int(metrics.get("grad_outliers", 0.0))
     if not count:
         return None
-    made = "left out" if options.action == "skip" else "made all the same"
+    made = "made all the same"
+    if options.action == "skip":
+        made = "left out"
     return Alarm(
         f"{count} optimizer steps had a gradient norm of more than {options.factor:g} times the "
         f"median before, and were {made}",
@@ -214,8 +217,13 @@ def _start(metrics: Metrics, memory: Memory) -> dict[str, float]:
 def _lasting(name: str, alarm: Alarm | None, patience: int, memory: Memory) -> Alarm | None:
     """Let an alarm through once it has lasted for `patience` iterations."""
     counts: dict[str, int] = memory.setdefault("lasting", {})
-    counts[name] = counts.get(name, 0) + 1 if alarm else 0
-    return alarm if counts[name] >= patience else None
+    if alarm is None:
+        counts[name] = 0
+        return None
+    counts[name] = counts.get(name, 0) + 1
+    if counts[name] < patience:
+        return None
+    return alarm
 
 
 def plateau(options: PlateauMonitor, rows: Sequence[Row]) -> Alarm | None:
@@ -225,7 +233,9 @@ def plateau(options: PlateauMonitor, rows: Sequence[Row]) -> Alarm | None:
         return None
     name, last = rows[-1]["score"], score_of(rows[-1])
     best = best_first(rows)[0]
-    gain = f" of more than {options.min_gain:g}" if options.min_gain else ""
+    gain = ""
+    if options.min_gain:
+        gain = f" of more than {options.min_gain:g}"
     return Alarm(
         f"no gain{gain} of the held-out {name} in {since} evaluations: {last:.3f} after "
         f"{rows[-1]['iteration']} iterations, {score_of(best):.3f} after {best['iteration']}",
@@ -242,8 +252,8 @@ def since_gain(rows: Sequence[Row], min_gain: float) -> int:
     """
     top, since = -float("inf"), 0
     for row in rows:
-        score = score_of(row) if row.get("score") == rows[-1].get("score") else None
-        if score is None:
+        score = score_of(row)
+        if score is None or row.get("score") != rows[-1].get("score"):
             continue
         if score > top + min_gain:
             top, since = score, 0
@@ -291,7 +301,7 @@ def hacking(
         return None
     # the best one before, the earliest of equals
     now = known.pop(last["iteration"])
-    best = max(known, key=lambda iteration: (known[iteration], -iteration))
+    best = max(sorted(known), key=known.__getitem__)
     then, after = rewards[str(best)], rewards[str(last["iteration"])]
     fall = known[best] - now
     if fall < options.drop or after <= then or fall < SURE * noise_of_change(of[best], last):
@@ -343,7 +353,7 @@ class Watch:
             trainer.state.memory.setdefault(key, type(start)(start))
         # findings from after the checkpoint that the run goes on from are made anew
         world, count = trainer.world, trainer.state.memory["findings"]
-        world.together(lambda: keep_first(run, count) if world.main else None)
+        world.by_main(partial(keep_first, run, count))
 
     @property
     def stopped(self) -> dict[str, Any] | None:
@@ -359,7 +369,9 @@ class Watch:
         if found is None:
             return None
         action = self.trainer.config.monitors.action_of(found["monitor"])
-        return found if action in ("stop", "rollback") else None
+        if action not in ("stop", "rollback"):
+            return None
+        return found
 
     def iterated(self, metrics: Mapping[str, float]) -> None:
         """Look at the iteration that was just finished."""
@@ -418,9 +430,8 @@ class Watch:
                     self.log.say(found.text())
                     memory["told"] = [*dict.fromkeys([*memory["told"], name])]
         # the file has as many lines as the memory says
-        world = self.trainer.world
         if fresh:
-            world.together(lambda: append_findings(self.run, fresh) if world.main else None)
+            self.trainer.world.by_main(partial(append_findings, self.run, fresh))
             memory["findings"] += len(fresh)
 
 
@@ -443,8 +454,9 @@ def act(
     # a rollback repeats its fault unless something changes, so the learning rate falls, too
     if action == "rollback":
         at = go_back(trainer, run, rows)
-        action = "warn" if at is None else "rollback"
-        done = " (nothing to go back to)" if at is None else f" (back to iteration {at})"
+        done = f" (back to iteration {at})"
+        if at is None:
+            action, done = "warn", " (nothing to go back to)"
     if action in ("lower_lr", "rollback"):
         trainer.state.lr_factor *= options.lower_lr
     if action == "raise_kl":
@@ -463,14 +475,8 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
     the rounds of rewards that are trained along, which take turns with the policy; what the
     monitors remember stays.
     """
-    # evaluations by the headline of now: other rewards have other scales
-    known = []
-    for row in rows:
-        if rows[-1].get("score") == row.get("score") and score_of(row) is not None:
-            known.append(row)
-    known.sort(key=lambda row: (-(score_of(row) or 0.0), row["iteration"]))
-    # from the best one down, until a checkpoint is whole
-    for row in known:
+    # from the best one down, until a checkpoint is whole; other rewards have other scales
+    for row in scored_first(rows):
         folder = checkpoint.checkpoint_folder(run, row["iteration"])
         try:
             checkpoint.verify(folder)
@@ -480,7 +486,7 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
         now, memory = trainer.iteration, trainer.state.memory
         learned: dict[str, Any] = {**trainer.reward_set.learned_rewards()}
         rounds = {name: r.rounds for name, r in learned.items() if hasattr(r, "rounds")}
-        trainer.world.together(lambda there=folder: trainer.load(there))  # type: ignore[misc]
+        trainer.world.together(partial(trainer.load, folder))
         trainer.state.iteration, trainer.state.memory = now, memory
         trainer.state.intact = True
         for name, count in rounds.items():

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from flowrl.config.load import Config, differences, flat, load_config
 from flowrl.core.abilities import PassesFence
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.files import delete_drafts, write_json, write_text
+from flowrl.core.files import delete_drafts, only, without, write_json, write_text
 from flowrl.core.installation import environment
 from flowrl.core.part import Part
 from flowrl.core.processes import world
@@ -69,7 +69,10 @@ def default_folder(config: Config) -> Path:
 
 def train_command(option: str, path: Path, config: Config) -> str:
     """Return the command that trains a config or goes on with a run, for a shell."""
-    words = ["flowrl", "train", *([option] if option else []), str(path)]
+    words = ["flowrl", "train"]
+    if option:
+        words.append(option)
+    words.append(str(path))
     for name in config.plugins:
         words += ["--plugin", name]
     return shlex.join(words)
@@ -81,7 +84,7 @@ def check_alike(config: Config) -> None:
     here = world()
     if here.alone:
         return
-    found = here.gather(here.together(lambda: _facts(config)))
+    found = here.gather(here.together(partial(_facts, config)))
     for rank, facts in enumerate(found):
         for key in found[0].keys() | facts.keys():
             first, other = found[0].get(key), facts.get(key)
@@ -100,7 +103,7 @@ def _facts(config: Config) -> dict[str, Any]:
         listed = load_prompts(facts.pop(f"prompts.{key}"))
         facts[f"prompts.{key} with the hash"] = prompts_hash(listed)
     versions = environment()
-    return facts | {name: versions[name] for name in ("flowrl", "commit", "torch", "python")}
+    return facts | only(versions, ("flowrl", "commit", "torch", "python"))
 
 
 @contextmanager
@@ -112,14 +115,10 @@ def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]
     works, another run is, or a config is that no run wrote; CheckpointError if there is nothing
     whole to resume from; ConfigError if "auto" finds a run of another config.
     """
-    here = world()
     held: list[FolderLock] = []
     try:
-        found = here.together(lambda: _claim(config, run, resume, held) if here.main else None)
         # a name that was free for one process may be taken for the next: all take the first one's
-        start = here.gather(found)[0]
-        assert start is not None
-        yield start
+        yield world().by_main(partial(_claim, config, run, resume, held))
     finally:
         for each in held:
             each.leave(SAMPLES)  # a folder in which nothing began goes again
@@ -133,7 +132,7 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
         held.append(found)
         return _fresh(run)
     # locked before anything in it is read or deleted
-    run = default_folder(config) if run is None else run
+    run = run or default_folder(config)
     if resume in (True, "changed") and not run.exists():
         raise CheckpointError(f"{run}: no whole checkpoint to resume from; there is no such folder")
     held.append(lock(run, mend="wait for it, stop it, or name another folder with --run"))
@@ -164,13 +163,15 @@ def _check_not_overwritten(config: Config, run: Path) -> None:
         )
     # the given config lies in the folder: the run would write its own over it
     if _would_overwrite(config, run):
-        again = train_command("--resume", run, config)
-        also = f", or begin the run of this folder again: {again}"
-        raise RunError(
+        wrong = (
             f"expected a run folder that does not hold the given config, got {run} for "
             f"{config.source}: a new run would write its own config.yaml over it and delete the "
-            f"logs beside it. Name another folder with --run{also if begun else ''}"
+            "logs beside it. Name another folder with --run"
         )
+        if begun:
+            again = train_command("--resume", run, config)
+            wrong += f", or begin the run of this folder again: {again}"
+        raise RunError(wrong)
     # a config that somebody put there
     if (run / CONFIG).exists() and not begun:
         raise RunError(
@@ -202,9 +203,8 @@ def holds_run(run: Path) -> bool:
 def _free_folder(config: Config) -> tuple[Path, FolderLock]:
     """Lock the default folder, or the first of NAME-2, NAME-3 and so on that holds no run and no
     config of a user's own, and that nobody works in."""
-    folder = default_folder(config)
-    for number in itertools.count(1):
-        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+    folder = free = default_folder(config)
+    for number in itertools.count(2):
         found = try_lock(free)
         theirs = (free / CONFIG).exists() and not _begun(free)
         mine = (
@@ -217,6 +217,7 @@ def _free_folder(config: Config) -> tuple[Path, FolderLock]:
             return free, found
         if found is not None:
             found.release()
+        free = folder.with_name(f"{folder.name}-{number}")
     raise AssertionError
 
 
@@ -237,7 +238,9 @@ def _resumed(config: Config, run: Path, resume: Resume) -> Start:
     newest = checkpoint.latest(run)
     if newest is None and (holds_run(run) or not _begun(run)):
         raise CheckpointError(f"{run}: no whole checkpoint to resume from{what_is_there(run)}")
-    return _fresh(run) if newest is None else Start(run, newest, rewrite=resume is not True)
+    if newest is None:
+        return _fresh(run)
+    return Start(run, newest, rewrite=resume is not True)
 
 
 def _check_same(config: Config, run: Path, *, meant: bool) -> None:
@@ -249,7 +252,9 @@ def _check_same(config: Config, run: Path, *, meant: bool) -> None:
         wrong = [key for key in wrong if key != RATE]
     if not wrong:
         return
-    differ = f"{', '.join(wrong[:4])} differ{'s' if len(wrong) == 1 else ''}"
+    differ = f"{', '.join(wrong[:4])} differ"
+    if len(wrong) == 1:
+        differ += "s"
     if meant:
         raise ConfigError(
             f"{differ} from the run in {run}: when a run goes on only train.iterations, {RATE}, "
@@ -263,9 +268,7 @@ def _check_same(config: Config, run: Path, *, meant: bool) -> None:
 
 def _fixed(config: Config) -> dict[str, Any]:
     """Return what must stay as it is when a run goes on, by dotted key."""
-    found = flat({key: value for key, value in config.to_dict().items() if key not in FREE})
-    found.pop("train.iterations")
-    return found
+    return without(flat(without(config.to_dict(), *FREE)), "train.iterations")
 
 
 def begin(
@@ -282,8 +285,10 @@ def begin(
     rows: Rows = []
     if start.checkpoint is not None:
         last = int(start.checkpoint.name)
-        rows = here.gather(here.together(lambda: _evals(run, last) if here.main else []))[0]
-    say = partial(print, file=sys.stderr, flush=True) if here.main and not quiet else None
+        rows = here.by_main(partial(_evals, run, last))
+    say = None
+    if here.main and not quiet:
+        say = partial(print, file=sys.stderr, flush=True)
     with explained(config, "load"):
         made = partial(Trainer, config, model=model, callbacks=callbacks, say=say)
         trainer = here.together(made)
@@ -291,7 +296,7 @@ def begin(
             trainer.state.probe = probe_of(trainer)
     if start.checkpoint is None:
         # only now: a config that does not work must not occupy the folder
-        here.together(lambda: _occupy(config, run, trainer.model) if here.main else None)
+        here.by_main(partial(_occupy, config, run, trainer.model))
         return trainer, None, False
     # what was judged in another way counts no longer; the evaluation before training is made anew
     # where it was lost
@@ -313,8 +318,10 @@ def begin(
 
 def _occupy(config: Config, run: Path, model: FlowModel) -> None:
     """Write what a run is, the config last: one without the other is a user's own."""
-    passed = {"fence": model.fence_record()} if isinstance(model, PassesFence) else {}
-    write_json(run / ENVIRONMENT, {**environment(), "processes": world().size, **passed})
+    about = {**environment(), "processes": world().size}
+    if isinstance(model, PassesFence):
+        about["fence"] = model.fence_record()
+    write_json(run / ENVIRONMENT, about)
     write_text(run / CONFIG, config.dump())
     trust(run, config.plugins)
 
@@ -353,8 +360,9 @@ def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
     with eval_weights(trainer):
         found = evaluate(trainer.model, trainer.config, trainer=trainer)
     found["setting"]["weights"] = trainer.config.eval.weights
-    moved = {} if trainer.state.probe is None else {"drift": 0.0}
-    return {"iteration": 0, **found, **moved}
+    if trainer.state.probe is not None:
+        found["drift"] = 0.0
+    return {"iteration": 0, **found}
 
 
 _SINGLE = {"best_of": 1, "best_by": ""}  # what a setting leaves out where one image is drawn
@@ -407,7 +415,9 @@ def set_aside(run: RunPath, rows: Rows) -> None:
 def _wanted(model: FlowModel, c: Config, prompts: PromptSet) -> dict[str, Any]:
     """Return what an evaluation's setting would be now; how many images go through the network at
     once is no part of what is judged."""
-    height, width = c.eval_size
+    (height, width), best_by = c.eval_size, ""
+    if c.eval.best_of > 1:
+        best_by = c.eval.best_by or c.headline
     return {
         "height": height,
         "width": width,
@@ -417,7 +427,7 @@ def _wanted(model: FlowModel, c: Config, prompts: PromptSet) -> dict[str, Any]:
         "tuned": c.eval.tuned,
         "weights": c.eval.weights,
         "best_of": c.eval.best_of,
-        "best_by": (c.eval.best_by or c.headline) if c.eval.best_of > 1 else "",
+        "best_by": best_by,
         "prompts_hash": prompts_hash(prompts),
         **guidance_of(model, c),
         **own_judge(c),

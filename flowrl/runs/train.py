@@ -14,7 +14,7 @@ from typing import Any
 from flowrl.config.load import Config, check_config, folder_of
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import without, write_json, write_text
 from flowrl.core.part import Part
 from flowrl.core.processes import launched
 from flowrl.core.types import FlowModel
@@ -32,7 +32,7 @@ from flowrl.runs.folder import (
     Rows,
     read_rows,
 )
-from flowrl.runs.gain import base_is_best, gain_of, score_of
+from flowrl.runs.gain import gain_of, score_of, verdict_lines
 from flowrl.runs.kept_inputs import lists_kept
 from flowrl.runs.log import Log, RunLogger, Silence, headline_label
 from flowrl.runs.milestones import Checkpoints, Milestones, rescued
@@ -76,7 +76,8 @@ def train(
     """
     # what can fail fails before anything is loaded
     check_config(config)
-    run = None if run is None else folder_of(run, "run")
+    if run is not None:
+        run = folder_of(run, "run")
     if resume not in (True, False, "auto", "changed"):
         raise ConfigError(f'resume: expected True, False, "auto" or "changed", got {show(resume)}')
     track = trackers_given(track)
@@ -101,11 +102,11 @@ def train(
             with rescued(checkpoints, log):
                 _iterate(milestones, log)
             # the first process writes the summary, all return it
-            here, why = trainer.world, milestones.watch.stopped
-            longer = "" if why else checkpoints.how_to_go_on(2 * trainer.iteration)
-            finish = partial(_finish, run, config, log, why, longer)
-            summary = here.together(lambda: finish() if here.main else {})
-        return {**here.gather(summary)[0], "run": str(run)}
+            why, longer = milestones.watch.stopped, ""
+            if not why:
+                longer = checkpoints.how_to_go_on(2 * trainer.iteration)
+            summary = trainer.world.by_main(partial(_finish, run, config, log, why, longer))
+        return {**summary, "run": str(run)}
 
 
 def _leave_in_time(trainer: Trainer, stop: StopSignal) -> None:
@@ -150,7 +151,9 @@ def _logger(
     config = trainer.config
     if not trainer.world.main:
         return Silence()
-    kl = "kl" if config.kl_beta else "approx_kl"
+    kl = "approx_kl"
+    if config.kl_beta:
+        kl = "kl"
     labels = {headline_label(config.headline): "accuracy"}
     labels = {"reward": "reward", **labels, "ratio": "ratio", "±": "ratio_std", kl: kl}
     return RunLogger(
@@ -190,24 +193,22 @@ def _iterate(milestones: Milestones, log: Log) -> None:
 # --------------------------------------------------------------------------------------- the end
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """Return an evaluation without the scores of single prompts, which `eval.jsonl` keeps."""
-    return {key: value for key, value in row.items() if key != "by_prompt"}
-
-
 def _finish(
     run: Path, config: Config, log: Log, stopped: dict[str, Any] | None, longer: str
 ) -> dict[str, Any]:
     """Write the summary and the figures, and print before and after; `longer` trains on."""
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
-    gain = gain_of(rows)
+    gain, interval, said = gain_of(rows), None, None
+    if gain is not None:
+        interval, said = gain.interval and list(gain.interval), gain.sentence
+    # the scores of single prompts stand in eval.jsonl
     summary = {
         "name": config.name,
-        "before": _short(rows[0]),
-        "after": _short(rows[-1]),
+        "before": without(rows[0], "by_prompt"),
+        "after": without(rows[-1], "by_prompt"),
         "gain": rows[-1][config.headline] - rows[0][config.headline],
-        "gain_interval": list(gain.interval) if gain and gain.interval else None,
-        "verdict": gain.sentence if gain else None,
+        "gain_interval": interval,
+        "verdict": said,
         "best": _best(run, rows),
         "stopped": stopped,
         "iterations": rows[-1]["iteration"],
@@ -232,9 +233,8 @@ def _finish(
     if longer:
         log.say(f"train on: {longer}")
     # the last words: whether it is better
-    for line in (gain.sentence if gain else "", base_is_best(run)):
-        if line:
-            log.say(line)
+    for line in verdict_lines(gain, run):
+        log.say(line)
     return summary
 
 

@@ -270,6 +270,21 @@ def test_processes_that_compute_together_are_one(monkeypatch: pytest.MonkeyPatch
     assert World().in_groups(3) == World()
 
 
+def test_the_first_process_works_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two does nothing itself, and gets what the work of the first returned."""
+    told = iter([[None, None], ["kept", None]])  # nobody failed; what came of it
+
+    def gathered(values: list[object], _: object) -> None:
+        values[:] = next(told)
+
+    def work() -> str:
+        raise AssertionError
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gathered)
+    assert World(1, 2).by_main(work) == "kept"
+    assert World().by_main(lambda: "alone") == "alone"
+
+
 def test_one_process_gathers_and_sums_nothing() -> None:
     alone, tensor = World(), torch.ones(3)
     alone.sum_([tensor])

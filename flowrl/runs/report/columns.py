@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrl.core.files import is_finite_number
+from flowrl.core.files import finite_or_none, is_finite_number
 from flowrl.runs.folder import Evaluation, Rows
 
 MOST = 300  # points of a curve
@@ -78,6 +79,31 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> Series:
     return Series(np.array(x, float), np.array(y, float))
 
 
+def phases_of(timing: Rows) -> list[str]:
+    """Return the names of the phases of a run, in the order in which they came."""
+    return [key for key in _keys(timing) if key not in NO_PHASE]
+
+
+def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return every key of some rows once."""
+    return list(dict.fromkeys(chain.from_iterable(rows)))
+
+
+def totals(evals: Sequence[Evaluation]) -> np.ndarray:
+    """Return iteration, score, and the low and high end of its interval [4, N]."""
+    rows = [(row.iteration, row.total.mean, row.total.low, row.total.high) for row in evals]
+    return np.array(rows, float).T
+
+
+def by_task(evals: Sequence[Evaluation]) -> dict[str, Series]:
+    """Return the score of each task that was judged."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in evals:
+        for task, score in row.tasks.items():
+            rows.setdefault(task, []).append({"iteration": row.iteration, "mean": score.mean})
+    return {task: series(some, "mean") for task, some in rows.items()}
+
+
 def thinned(line: Series, most: int = MOST) -> Series:
     """Return a curve of at most `most` points: the means of equal stretches of it, as many rows as
     a power of two, so that points stay as they are while the curve grows, but for the last."""
@@ -89,15 +115,17 @@ def thinned(line: Series, most: int = MOST) -> Series:
     x, y = [], []
     for start in range(0, len(line.x), wide):
         places, values = line.x[start : start + wide], line.y[start : start + wide]
-        known = values[np.isfinite(values)]
+        known, mean = values[np.isfinite(values)], np.nan
+        if len(known):
+            mean = known.mean()
         x.append(places.mean())
-        y.append(known.mean() if len(known) else np.nan)
+        y.append(mean)
     return Series(np.array(x), np.array(y))
 
 
 def json_numbers(values: Iterable[float]) -> list[float | None]:
     """Return numbers as JSON has them: six digits, null for what is not finite."""
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+    return [finite_or_none(float(f"{value:.6g}")) for value in values]
 
 
 def panels(
@@ -109,7 +137,9 @@ def panels(
     """Return ``{"title", "group", "band"?, "lines": [{"name", "x", "y", "low"?,
     "high"?}]}`` for each panel that has something measured, long curves thinned. `limits` is the
     run's config by dotted key: bands begin where its monitors speak."""
-    found: list[Panel] = [_held_out(evals)] if evals else []
+    found: list[Panel] = []
+    if evals:
+        found.append(_held_out(evals))
     for key, title in METRICS.items():
         lines = [_line("all", series(metrics, key))]
         panel: Panel = {"title": title, "group": GROUP_OF.get(key, SAFE)}
@@ -118,14 +148,12 @@ def panels(
         if is_finite_number(value):
             panel["band"] = {"limit": float(value), "side": side}
         found.append({**panel, "lines": lines})
-    names = sorted({key for row in metrics for key in row if key.startswith("reward/")})
+    names = sorted(key for key in _keys(metrics) if key.startswith("reward/"))
     if len(names) > 1:
         lines = [_line(name.partition("/")[2], series(metrics, name)) for name in names]
         found.append({"title": "Each reward", "group": LEARNING, "lines": lines})
     if timing:
-        phases = list(dict.fromkeys(key for row in timing for key in row if key not in NO_PHASE))
-        lines = [_line("total", series(timing, "total"))]
-        lines += [_line(name, series(timing, name)) for name in phases]
+        lines = [_line(name, series(timing, name)) for name in ("total", *phases_of(timing))]
         found.append({"title": "Seconds by phase", "group": SPEED, "lines": lines})
     return [panel for panel in found if _measured(panel)]
 
@@ -135,7 +163,7 @@ def by_step(metrics: Rows) -> list[Panel]:
     values per step, a column per stretch of iterations."""
     found = []
     for name, title in STEPS.items():
-        steps = sorted(_steps(metrics, name))
+        steps = _steps(metrics, name)
         if not steps:
             continue
         lines = [thinned(series(metrics, f"{name}/step{step}"), 60) for step in steps]
@@ -145,21 +173,14 @@ def by_step(metrics: Rows) -> list[Panel]:
 
 
 def _held_out(evals: Sequence[Evaluation]) -> Panel:
-    x = [float(row.iteration) for row in evals]
-    whole = {
-        "name": "all",
-        "x": x,
-        "y": json_numbers(row.total.mean for row in evals),
-        "low": json_numbers(row.total.low for row in evals),
-        "high": json_numbers(row.total.high for row in evals),
-    }
-    lines = [whole]
+    x, mean, low, high = totals(evals).tolist()
+    ends = {"low": json_numbers(low), "high": json_numbers(high)}
+    lines = [{"name": "all", "x": x, "y": json_numbers(mean), **ends}]
     # one task alone is all images: it has one line, and one entry of the legend
-    tasks = dict.fromkeys(task for row in evals for task in row.tasks)
-    for task in tasks if len(tasks) > 1 else ():
-        there = [row for row in evals if task in row.tasks]
-        y = json_numbers(row.tasks[task].mean for row in there)
-        lines.append({"name": task, "x": [float(row.iteration) for row in there], "y": y})
+    tasks = by_task(evals)
+    if len(tasks) > 1:
+        for task, line in tasks.items():
+            lines.append({"name": task, "x": line.x.tolist(), "y": json_numbers(line.y)})
     title = f"Held-out {evals[-1].name} score"
     return {"title": title, "group": BETTER, "lines": lines}
 
@@ -174,9 +195,7 @@ def _measured(panel: Panel) -> bool:
     return bool(panel["lines"])
 
 
-def _steps(metrics: Rows, name: str) -> Iterator[int]:
+def _steps(metrics: Rows, name: str) -> list[int]:
     pattern = re.compile(re.escape(name) + r"/step(\d{1,9})")
-    for key in dict.fromkeys(key for row in metrics for key in row):
-        match = pattern.fullmatch(key)
-        if match:
-            yield int(match[1])
+    found = filter(None, map(pattern.fullmatch, _keys(metrics)))
+    return sorted(int(match[1]) for match in found)

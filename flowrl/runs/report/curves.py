@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from flowrl.runs.folder import (
     read_metrics,
     read_rows,
 )
-from flowrl.runs.report.columns import Series, series
+from flowrl.runs.report.columns import Series, by_task, phases_of, series, totals
 from flowrl.runs.report.style import PALETTE, grid_along, styled
 
 # metric -> title, label of the axis
@@ -34,7 +35,6 @@ PANELS = {
     "grad_norm": ("Gradient norm", "L2 norm"),
 }
 OF_RATIO = ("approx_kl", "ratio_std")
-NO_PHASE = ("iteration", "total", "images_per_s")  # keys of timing.jsonl that are no phase
 
 
 @styled
@@ -62,7 +62,9 @@ def curves(run: RunPath) -> Figure:
             f"{run} holds nothing to draw yet: no metric, evaluation or timing was written"
         )
     # panels in rows of three, four of them as two by two
-    columns = 2 if len(panels) == 4 else min(3, len(panels))
+    columns = min(3, len(panels))
+    if len(panels) == 4:
+        columns = 2
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.7 * columns, 3.1 * rows), layout="constrained")
     for index, panel in enumerate(panels):
@@ -79,12 +81,6 @@ def _on_policy(metrics: Rows) -> bool:
 
 
 # --------------------------------------------------------------------------------------- the lines
-
-
-def _totals(rows: Sequence[Evaluation]) -> Series:
-    x = [row.iteration for row in rows]
-    y = [row.total.mean for row in rows]
-    return Series(np.array(x, float), np.array(y, float))
 
 
 def _window(count: int) -> int:
@@ -131,52 +127,60 @@ class _BySpan(Formatter):
 def tick_texts(values: Sequence[float]) -> list[str]:
     """Write the ticks of an axis with as many digits as their distance needs: 0.995, 1.000, 1.005;
     0.00001 is 1e-5."""
-    ordered = sorted({float(value) for value in values})
-    most = max((abs(value) for value in ordered), default=0.0)
-    gaps = [high - low for low, high in itertools.pairwise(ordered)]
-    step = min(gaps, default=most) or 1.0
+    ordered = np.unique(np.array(values, float))
+    most = float(np.abs(ordered).max(initial=0.0))
+    step = most or 1.0
+    if len(ordered) > 1:
+        step = float(np.diff(ordered).min())
     if most and not 1e-3 <= most < 1e5:
         # digits of a power of ten, from the first of the largest to that of the distance
         scale = math.floor(math.log10(most))
         digits = max(0, scale - math.floor(math.log10(step) + 1e-9))
-        texts = [f"{value:.{digits}e}".partition("e") for value in values]
-        return [f"{number}e{int(power)}" if float(number) else "0" for number, _, power in texts]
+        return [_in_powers(value, digits) for value in values]
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{value:.{digits}f}" if value else "0" for value in values]
+
+
+def _in_powers(value: float, digits: int) -> str:
+    """Write a number as 1.5e-5, and what rounds to zero as 0."""
+    number, _, power = f"{value:.{digits}e}".partition("e")
+    if float(number) == 0:
+        return "0"
+    return f"{number}e{int(power)}"
 
 
 def _draw_metric(axes: Axes, *, line: Series, title: str, label: str) -> None:
     _style(axes, title, label)
     if _window(len(line.y)) > 1:
         axes.plot(*line, color=PALETTE[0], alpha=0.25, linewidth=0.8)
-    marker = "o" if len(line.x) == 1 else ""
+    marker = ""
+    if len(line.x) == 1:
+        marker = "o"
     axes.plot(*_smooth(line), color=PALETTE[0], linewidth=1.8, marker=marker, markersize=4)
 
 
 def _draw_evals(axes: Axes, *, evals: Sequence[Evaluation]) -> None:
     """Draw the score of all images with its intervals, and faintly that of each task."""
-    name, labels = evals[-1].name, []
+    name, whole, tasks = evals[-1].name, "all", by_task(evals)
     _style(axes, "Held-out prompts", f"{name} score")
-    # the tasks
-    tasks = dict.fromkeys(task for row in evals for task in row.tasks)
     # one task alone is all images: it is drawn, and named, once
-    for index, task in enumerate(tasks if len(tasks) > 1 else ()):
+    if len(tasks) == 1:
+        whole, _ = tasks.popitem()
+    # the tasks
+    labels = []
+    for index, (task, line) in enumerate(tasks.items()):
         color = PALETTE[1 + index % (len(PALETTE) - 1)]
-        points = [(row.iteration, row.tasks[task].mean) for row in evals if task in row.tasks]
-        axes.plot(*zip(*points, strict=True), color=color, linewidth=0.9, alpha=0.6)
-        labels.append((points[-1][1], task.replace("_", " "), color))
+        axes.plot(*line, color=color, linewidth=0.9, alpha=0.6)
+        labels.append((line.y[-1], task.replace("_", " "), color))
     # all images
-    total = _totals(evals)
-    lows = [row.total.low for row in evals]
-    highs = [row.total.high for row in evals]
-    axes.vlines(total.x, lows, highs, color=PALETTE[0], linewidth=1.4)
-    axes.plot(*total, color=PALETTE[0], linewidth=2, marker="o", markersize=3.5)
+    x, mean, lows, highs = totals(evals)
+    axes.vlines(x, lows, highs, color=PALETTE[0], linewidth=1.4)
+    axes.plot(x, mean, color=PALETTE[0], linewidth=2, marker="o", markersize=3.5)
     # of an accuracy all of its range
     low, high = axes.get_ylim()
     if low >= -0.1 and 0.5 < high <= 1.1:
         axes.set_ylim(-0.02, 1.02)
-    whole = "all" if labels else next((task.replace("_", " ") for task in tasks), "all")
-    _end_labels(axes, [(total.y[-1], whole, PALETTE[0]), *labels])
+    _end_labels(axes, [(mean[-1], whole.replace("_", " "), PALETTE[0]), *labels])
 
 
 def _draw_timing(axes: Axes, *, rows: Rows) -> None:
@@ -184,25 +188,23 @@ def _draw_timing(axes: Axes, *, rows: Rows) -> None:
     the run."""
     _style(axes, "Time per iteration", "seconds")
     x, seconds = series(rows, "iteration").x, _phases(rows)
-    # a band per phase
-    layers = []
-    for y in seconds.values():
-        often = (y > 0).mean() > 0.5
-        layers.append(_smooth(Series(x, y)).y if often else np.full(len(x), y.mean()))
-    colors = [PALETTE[index % len(PALETTE)] for index in range(len(layers))]
-    axes.stackplot(x, layers, colors=colors, alpha=0.75, linewidth=0)
+    # a band per phase, and its name and mean beside its right end
+    layers, labels, top = [], [], 0.0
+    for (name, y), color in zip(seconds.items(), itertools.cycle(PALETTE), strict=False):
+        layer = np.full(len(x), y.mean())
+        if (y > 0).mean() > 0.5:
+            layer = _smooth(Series(x, y)).y
+        layers.append(layer)
+        top += layer[-1]
+        labels.append((top - layer[-1] / 2, f"{name.replace('_', ' ')} {y.mean():.2g} s", color))
+    axes.stackplot(x, layers, colors=PALETTE, alpha=0.75, linewidth=0)
     axes.set_ylim(bottom=0)
-    # its name and mean beside its right end
-    tops = np.cumsum([layer[-1] for layer in layers])
-    middles = [top - layer[-1] / 2 for top, layer in zip(tops, layers, strict=True)]
-    texts = [f"{name.replace('_', ' ')} {y.mean():.2g} s" for name, y in seconds.items()]
-    _end_labels(axes, list(zip(middles, texts, colors, strict=True)))
+    _end_labels(axes, labels)
 
 
 def _phases(rows: Rows) -> dict[str, np.ndarray]:
     """Return the seconds [N] of each phase; what else took time is "other"."""
-    names = list(dict.fromkeys(key for row in rows for key in row if key not in NO_PHASE))
-    seconds = {name: np.nan_to_num(series(rows, name).y) for name in names}
+    seconds = {name: np.nan_to_num(series(rows, name).y) for name in phases_of(rows)}
     total = series(rows, "total").y
     rest = total - sum(seconds.values(), np.zeros(len(rows)))
     if np.nansum(rest) > 0.01 * np.nansum(total):
@@ -215,8 +217,7 @@ def _end_labels(axes: Axes, labels: Iterable[tuple[float, str, str]]) -> None:
     """Name lines at their right end, (height, text, colour), moved apart where they would
     overlap."""
     (low, high), gap = axes.get_ylim(), 0.068
-    known = [label for label in labels if math.isfinite(label[0])]
-    known.sort(key=lambda label: label[0])
+    known = sorted((label for label in labels if math.isfinite(label[0])), key=itemgetter(0))
     # from below each at least a gap above the last one, then from above back into the axes
     places = [(height - low) / (high - low) for height, _, _ in known]
     for i in range(1, len(places)):

@@ -35,7 +35,7 @@ from flowrl.runs.folder import (
     read_rows,
     read_settings,
 )
-from flowrl.runs.gain import base_is_best, run_gain
+from flowrl.runs.gain import run_gain, verdict_lines
 from flowrl.runs.report.columns import by_step, panels
 from flowrl.runs.report.samples import BUDGET, evenly, samples
 
@@ -124,17 +124,20 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
     damaged.
     """
     # files of the run; an unfinished one has no summary yet
-    folder, metrics = Path(run), read_metrics(run)
+    folder, metrics, table = Path(run), read_metrics(run), list[list[str]]()
     summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
-    both = "before" in summary and "after" in summary
+    if "before" in summary and "after" in summary:
+        table = before_after_rows(summary)
     config, machine = flat(read_settings(run)), read_object(run, ENVIRONMENT)
+    if verdict is None:
+        verdict = verdict_of(folder)
     # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
-        "verdict": verdict_of(folder) if verdict is None else [*verdict],
+        "verdict": [*verdict],
         "facts": _facts(summary, len(metrics), config),
         "finished": "finished" in summary,
-        "table": before_after_rows(summary) if both else [],
+        "table": table,
         "findings": read_rows(run, FINDINGS),
         "doctor": _doctor(folder, config),
         "panels": panels(metrics, evals, timing, config),
@@ -149,8 +152,7 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
 def verdict_of(folder: Path) -> list[str]:
     """Say what training changed on the test prompts, and where the base model stays the best.
     Raises RunError for a damaged log."""
-    found = run_gain(folder)
-    return [line for line in (found.sentence if found else "", base_is_best(folder)) if line]
+    return verdict_lines(run_gain(folder), folder)
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -181,8 +183,9 @@ def _facts(
         facts[f"held-out {after.name} score"] = moved
         if math.isfinite(after.total.low) and math.isfinite(after.total.high):
             facts["95 % interval after"] = f"{after.total.low:.3f} to {after.total.high:.3f}"
-    of = config.get("train.iterations")
-    facts["iterations logged"] = f"{iterations} of {of}" if of else str(iterations)
+    facts["iterations logged"] = str(iterations)
+    if config.get("train.iterations"):
+        facts["iterations logged"] += f" of {config['train.iterations']}"
     # and the summary's plain values, under their own names
     for key, value in summary.items():
         if key != "verdict" and isinstance(value, str | int | float):
@@ -196,7 +199,9 @@ def _facts(
 def _value(value: str | int | float) -> str:
     if not isinstance(value, float):
         return str(value)
-    return format(value, ",.0f" if abs(value) >= 1000 else ".4g")
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -210,7 +215,9 @@ def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     seen, sections = flat(found.get("settings", {})), found.get("sections", {})
     # settings that were changed since, but for those that do not change the training
-    other = [key for key in differences(seen, config) if key.partition(".")[0] not in LOOKS]
+    other = []
+    if config:
+        other = [key for key in differences(seen, config) if key.partition(".")[0] not in LOOKS]
     # sections that were not looked at, and the tables that have a row below their head
     skipped = {}
     for name, section in sections.items():
@@ -226,12 +233,14 @@ def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         "looked_at": [name for name in sections if name not in skipped],
         "skipped": skipped,
         "tables": tables,
-        "other": other if config else [],
+        "other": other,
     }
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
 def before_after_table(summary: Mapping[str, Any]) -> str:
@@ -252,9 +261,11 @@ def best_line(summary: Mapping[str, Any]) -> list[str]:
     the summary does not have."""
     lines, best, stopped = [], summary.get("best"), summary.get("stopped")
     if best:
-        score, last = f"{best['score']:.3f}", summary.get("after", {}).get("iteration")
-        later = "" if best["iteration"] == last else f", the last is {last}: --iteration last"
-        lines.append(f"best checkpoint: {best['checkpoint']} (held out {score}){later}")
+        said = f"best checkpoint: {best['checkpoint']} (held out {best['score']:.3f})"
+        last = summary.get("after", {}).get("iteration")
+        if best["iteration"] != last:
+            said += f", the last is {last}: --iteration last"
+        lines.append(said)
     if stopped:
         lines.append(
             f"stopped after {stopped['iteration']} iterations by the monitor {stopped['monitor']}: "
@@ -290,16 +301,24 @@ def _side(summary: Mapping[str, Any], side: str) -> Evaluation:
 
 
 def _table_row(name: str, before: Score, after: Score) -> list[str]:
-    change = after.mean - before.mean
-    moved = fixed_digits(change, sign=True) if math.isfinite(change) else DASH
-    counts = [DASH if side.images is None else str(side.images) for side in (before, after)]
-    return [name, score_cell(before), score_cell(after), moved, " / ".join(dict.fromkeys(counts))]
+    change, moved = after.mean - before.mean, DASH
+    if math.isfinite(change):
+        moved = fixed_digits(change, sign=True)
+    counts = dict.fromkeys((_count(before.images), _count(after.images)))
+    return [name, score_cell(before), score_cell(after), moved, " / ".join(counts)]
+
+
+def _count(images: int | None) -> str:
+    if images is None:
+        return DASH
+    return str(images)
 
 
 def score_cell(score: Score) -> str:
     """Write a score with its interval, "-" for one that is not known."""
     if not math.isfinite(score.mean):
         return DASH
-    known = math.isfinite(score.low) and math.isfinite(score.high)
     mean = fixed_digits(score.mean)
-    return f"{mean} [{fixed_digits(score.low)}, {fixed_digits(score.high)}]" if known else mean
+    if not math.isfinite(score.low) or not math.isfinite(score.high):
+        return mean
+    return f"{mean} [{fixed_digits(score.low)}, {fixed_digits(score.high)}]"

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 PIXELS = 256  # of an image's longer side, at most
 MOST, COLUMNS = 24, 8  # checkpoints on a page, and of a grid
 BUDGET = 6_000_000  # bytes of all images of a page
-QUALITIES = (90, 75, 55, 35)
+# the longer side and the quality of the images of a page, from the best down
+SMALLER = ((PIXELS, 90), (PIXELS, 75), (PIXELS, 55), (PIXELS, 35), (PIXELS // 2, 35), (64, 35))
 Item = TypeVar("Item")
 
 
@@ -52,7 +54,9 @@ def run_grid(run: RunPath) -> Image.Image:
     for iteration in order:
         images = load_strip(files[iteration], len(prompts), shape[1])
         check_shape(files[iteration], images.shape[-2:], len(prompts), shape)
-        name = f"iter {iteration}" if iteration else "before"
+        name = "before"
+        if iteration > 0:
+            name = f"iter {iteration}"
         columns[name] = images
         if len(judged.get(iteration, [])) == len(prompts):
             right[name] = judged[iteration]
@@ -78,7 +82,9 @@ def source_images(run: RunPath) -> Tensor | None:
         return None
     prompts, shape = read_prompts(run)
     images = load_strip(file, len(prompts), shape[1])
-    return images if images.ndim == 5 else images[:, None]
+    if images.ndim == 4:
+        return images[:, None]
+    return images
 
 
 def sample_files(run: RunPath) -> dict[int, Path]:
@@ -107,8 +113,9 @@ def samples(run: RunPath, *, budget: int = BUDGET) -> dict[str, Any] | None:
     for iteration, strip in zip(order, strips, strict=True):
         # frames of a video stand side by side
         wide, high = strip[0].size
-        width = wide if wide % shape[1] else shape[1]
-        check_shape(files[iteration], (high, width), len(prompts), shape)
+        if wide % shape[1] == 0:
+            wide = shape[1]
+        check_shape(files[iteration], (high, wide), len(prompts), shape)
     starts = source_tiles(run)
     # sources share the budget
     small = _compressed([*strips, *starts], budget)
@@ -149,7 +156,7 @@ def thumbnail(run: RunPath, iteration: int) -> bytes:
     image = strip_of(run, iteration)[0]
     # of a film its first frame
     image = image.crop((0, 0, min(image.width, 2 * image.height), image.height))
-    return _webp(image, 96, QUALITIES[1])
+    return _webp(image, 96, 75)
 
 
 def source_as_png(run: RunPath, place: int, which: int) -> bytes:
@@ -170,8 +177,9 @@ def source_tiles(run: RunPath) -> list[list[Image.Image]]:
         return [[] for _ in prompts]
     rows = read_strip(file, len(prompts))
     # several sources of a prompt stand side by side
-    wide = rows.shape[2]
-    count = wide // shape[1] if wide > shape[1] and not wide % shape[1] else 1
+    count, rest = divmod(rows.shape[2], shape[1])
+    if rest or not count:
+        count = 1
     return [_pictures(np.split(row, count, axis=1)) for row in rows]
 
 
@@ -181,8 +189,10 @@ def sample_keys(prompts: Sequence[str], starts: Sequence[Sequence[Image.Image]])
     keys: list[str] = []
     seen: Counter[str] = Counter()
     for prompt, images in zip(prompts, starts, strict=True):
-        levels = b"".join(image.tobytes() for image in images)
-        key = f"{prompt}\n{hashlib.blake2b(levels, digest_size=8).hexdigest()}"
+        digest = hashlib.blake2b(digest_size=8)
+        for image in images:
+            digest.update(image.tobytes())
+        key = f"{prompt}\n{digest.hexdigest()}"
         keys.append(f"{key}\n{seen[key]}")
         seen[key] += 1
     return keys
@@ -217,10 +227,10 @@ def evenly(values: Sequence[Item], most: int) -> list[Item]:
 def _compressed(strips: list[list[Image.Image]], budget: int) -> list[list[bytes]]:
     """Write images as WebP, together within the budget if a quality or size can make them so."""
     found: list[list[bytes]] = []
-    for side, quality in [*((PIXELS, q) for q in QUALITIES), (PIXELS // 2, 35), (64, 35)]:
+    for side, quality in SMALLER:
         compress = partial(_webp, side=side, quality=quality)
         found = [[*map(compress, strip)] for strip in strips]
-        if sum(len(data) for strip in found for data in strip) <= budget:
+        if sum(map(len, chain.from_iterable(found))) <= budget:
             break
     return found
 
@@ -246,4 +256,6 @@ def _url(data: bytes) -> str:
 
 
 def _fits(verdicts: Sequence[bool | None], count: int) -> list[bool | None]:
-    return list(verdicts) if len(verdicts) == count else [None] * count
+    if len(verdicts) != count:
+        return [None] * count
+    return list(verdicts)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import FlowRLError, RunError
+from flowrl.core.files import finite_or_none
 from flowrl.runs.folder import EVALS, read_rows
 from flowrl.runs.view.listing import stamps
 
@@ -72,7 +73,10 @@ def answer() -> None:
     """Read a question and print its answer: the main function of the other process."""
     asked, found = json.load(sys.stdin), dict[str, Any]()
     try:
-        found["found"] = _verdict(asked["run"]) if "run" in asked else _strengths(**asked)
+        if "run" in asked:
+            found["found"] = _verdict(asked["run"])
+        else:
+            found["found"] = _strengths(**asked)
     except FlowRLError as error:
         found["error"] = str(error)
     print(json.dumps(found))
@@ -96,5 +100,5 @@ def _plain(found: Strength) -> dict[str, Any]:
     share, low, high = found.share()
     values = {"score": found.score, "low": found.low, "high": found.high}
     values |= {"share": share, "share_low": low, "share_high": high}
-    known = {key: None if value != value else round(value, 4) for key, value in values.items()}
+    known = {key: finite_or_none(round(value, 4)) for key, value in values.items()}
     return {"name": found.name, "votes": found.votes, **known}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import RunError
+from flowrl.core.files import finite_or_none
 from flowrl.runs.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -87,17 +88,20 @@ def state_of(run: Path) -> str:
     or what is written at the end is there, or neither."""
     if is_locked(run):
         return "training"
-    ended = any((run / name).is_file() for name in (SUMMARY, RESULT))
-    return "done" if ended else "stopped"
+    if any((run / name).is_file() for name in (SUMMARY, RESULT)):
+        return "done"
+    return "stopped"
 
 
 def last_rows(run: Path, name: str, most: int) -> Rows:
     """Return the last rows of a log, of those in its last `TAIL` bytes. Raises RunError for a
     damaged one."""
-    path = run / name
-    start = max(0, path.stat().st_size - TAIL) if path.is_file() else 0
+    path, start = run / name, 0
+    if path.is_file():
+        start = max(0, path.stat().st_size - TAIL)
     lines = read_bytes(path, start).splitlines(keepends=True)
-    lines = lines[1:] if start else lines
+    if start:  # in the middle of a line
+        del lines[:1]
     try:
         return parse_rows(lines[-most - 1 :], path)[-most:]
     except RunError:
@@ -124,9 +128,10 @@ class _Watched:
             self.seen = now
         if "error" in self.said:
             return {**self.said, "state": "damaged"}
-        state = state_of(self.run)
-        left = self.said["seconds_left"] if state == "training" else None
-        return {**self.said, "state": state, "seconds_left": left}
+        line = {**self.said, "state": state_of(self.run)}
+        if line["state"] != "training":
+            line["seconds_left"] = None
+        return line
 
     def unread(self) -> dict[str, Any]:
         """Return the line of a run whose logs were not looked at yet."""
@@ -143,13 +148,13 @@ def _told(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"wanted": wanted, "sample": newest_sample(run)}
     for row in last_rows(run, METRICS, 1):
         found["iterations"] = row["iteration"] + 1
-        found["reward"] = _finite(row.get("reward"))
+        found["reward"] = finite_or_none(row.get("reward"))
     # the whole iterations that are left, at the speed of the last ones
     found["seconds_left"] = None
     times = [row["total"] for row in last_rows(run, TIMING, RECENT) if row.get("total") is not None]
     left = (wanted or 0) - found.get("iterations", 0)
     if times and left > 0:
-        found["seconds_left"] = _finite(left * sum(times) / len(times))
+        found["seconds_left"] = finite_or_none(left * sum(times) / len(times))
     return {**found, **_scores(evals)}
 
 
@@ -170,8 +175,10 @@ class Listing:
             end = time.monotonic() + LOOK
             for name, run in find_runs(self.folder).items():
                 watched = self._watched[name] = known.get(name) or _Watched(name, run)
-                late = not watched.said and time.monotonic() > end
-                found.append(watched.unread() if late else watched.line())
+                if not watched.said and time.monotonic() > end:
+                    found.append(watched.unread())
+                else:
+                    found.append(watched.line())
             return found
 
 
@@ -193,19 +200,18 @@ def _scores(evals: Sequence[Evaluation]) -> dict[str, Any]:
     first, now, total = evals[0], evals[-1], evals[-1].total
     found: dict[str, Any] = {"scored_by": now.name, "evaluated": now.iteration}
     if first.name == now.name and first.iteration == 0:
-        found["before"] = _finite(first.total.mean)
-    found["score"], ends = _finite(total.mean), (_finite(total.low), _finite(total.high))
-    found["interval"] = None if None in ends else ends
+        found["before"] = finite_or_none(first.total.mean)
+    found["score"], found["interval"] = finite_or_none(total.mean), None
+    if math.isfinite(total.low) and math.isfinite(total.high):
+        found["interval"] = (total.low, total.high)
     return found
-
-
-def _finite(value: float | None) -> float | None:
-    """Return a number as JSON has it."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _iterations(run: Path) -> int | None:
     """Return how many iterations a run is to take, where its config says so. Raises RunError."""
-    train = read_settings(run).get("train")
-    found = train.get("iterations") if isinstance(train, dict) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    train, found = read_settings(run).get("train"), None
+    if isinstance(train, dict):
+        found = train.get("iterations")
+    if isinstance(found, int) and not isinstance(found, bool):
+        return found
+    return None

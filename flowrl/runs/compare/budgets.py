@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.files import is_finite_number, write_json, write_text
+from flowrl.core.files import is_finite_number, only, without, write_json, write_text
 from flowrl.core.identity import differences
 from flowrl.core.installation import environment
 from flowrl.evaluation.contents import trained_content
@@ -66,18 +66,24 @@ class Budgets(NamedTuple):
 
     def used(self, spent: Spent) -> float:
         """Return the used share of the budget that is further from its end, at most 1."""
-        time_share = spent.seconds / self.seconds if self.seconds else 1.0
-        return min(1.0, spent.nfe / self.nfe, time_share)
+        used = min(1.0, spent.nfe / self.nfe)
+        if self.seconds:
+            used = min(used, spent.seconds / self.seconds)
+        return used
 
     def marks(self, before: Spent, now: Spent) -> list[int]:
         """Return which of the marks 1 ... points were passed."""
-        places = {i: self.nfe * i / self.points for i in range(1, self.points + 1)}
-        return [i for i, place in places.items() if before.nfe < place <= now.nfe]
+        marks = range(1, self.points + 1)
+        return [i for i in marks if before.nfe < self.nfe * i / self.points <= now.nfe]
 
     def ended(self, before: Spent, now: Spent) -> list[str]:
         """Return which budgets were used up from `before` to `now`."""
-        ends = {"nfe": self.nfe, "seconds": self.seconds}
-        return [k for k, end in ends.items() if getattr(before, k) < end <= getattr(now, k)]
+        ended = []
+        if before.nfe < self.nfe <= now.nfe:
+            ended.append("nfe")
+        if before.seconds < self.seconds <= now.seconds:
+            ended.append("seconds")
+        return ended
 
 
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
@@ -141,14 +147,14 @@ def spent_at(folder: Path, iteration: int) -> Spent:
     """Read what was used up after `iteration` iterations from the metrics."""
     if iteration == 0:
         return Spent(0, 0.0, 0.0)
-    rows = [row for row in read_rows(folder, METRICS) if row["iteration"] == iteration - 1]
-    if not rows:
-        raise RunError(
-            f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this "
-            "run again"
-        )
-    _check_row(folder, METRICS, rows[-1], Totals)
-    return Spent(iteration, rows[-1]["total_nfe"], rows[-1]["total_seconds"])
+    for row in reversed(read_rows(folder, METRICS)):
+        if row["iteration"] == iteration - 1:
+            _check_row(folder, METRICS, row, Totals)
+            return Spent(iteration, row["total_nfe"], row["total_seconds"])
+    raise RunError(
+        f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this run "
+        "again"
+    )
 
 
 def _check_row(folder: Path, name: str, row: Mapping[str, Any], record: type[Record]) -> None:
@@ -172,7 +178,7 @@ def drop_evaluations(folder: Path, spent: Spent) -> None:
 def score_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Keep of an evaluation what a comparison needs."""
     return {
-        **{key: row[key] for key in ("iteration", "nfe", "seconds", "marks", "budget")},
+        **only(row, ("iteration", "nfe", "seconds", "marks", "budget")),
         "score": row[row["score"]],
         "interval": row["interval"],
         "tasks": {task: values["mean"] for task, values in row["tasks"].items()},
@@ -202,7 +208,7 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
     for row in reversed(curve):
         at |= dict.fromkeys(row["budget"], row)
     for place, row in enumerate(curve):
-        curve[place] = {key: row[key] for key in row if key != "outcomes"}
+        curve[place] = without(row, "outcomes")
     quarter = metrics[len(metrics) - math.ceil(len(metrics) / 4) :]
     return {
         "name": config.name,
@@ -223,18 +229,22 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
 def trajectory(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """Thin metrics to at most 50 equal blocks of iterations: their means, and what was used up at
     their ends."""
-    n = min(MOST, len(metrics))
-    blocks = [metrics[len(metrics) * i // n : len(metrics) * (i + 1) // n] for i in range(n)]
-    ends = {"iteration": "iteration", "nfe": "total_nfe", "seconds": "total_seconds"}
-    out: dict[str, list[float | None]] = {}
-    for name, key in ends.items():
-        out[name] = [block[-1][key] for block in blocks]
-    for key in TRACED:
-        out[key] = [_mean(block, key) for block in blocks]
+    n, out = min(MOST, len(metrics)), dict[str, list[float | None]]()
+    for key in ("iteration", "nfe", "seconds", *TRACED):
+        out[key] = []
+    for i in range(n):
+        block = metrics[len(metrics) * i // n : len(metrics) * (i + 1) // n]
+        out["iteration"].append(block[-1]["iteration"])
+        out["nfe"].append(block[-1]["total_nfe"])
+        out["seconds"].append(block[-1]["total_seconds"])
+        for key in TRACED:
+            out[key].append(_mean(block, key))
     return out
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """Average a metric over the rows that have it; None if none has."""
     values = [row[key] for row in rows if row.get(key) is not None]
-    return sum(values) / len(values) if values else None
+    if not values:
+        return None
+    return sum(values) / len(values)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import only, write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.one_run import base_of
@@ -87,13 +88,15 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     _check(what, configs)
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = open_result(what.out, configs, what.budgets._asdict(), _stated(what))
-        names = {config.name for config in configs}
-        names |= {one["name"] for one in result["configs"]}
-        for line in [] if quiet else power_before(sorted(names), len(what.seeds), result):
-            print(f"seeds: {line}", file=sys.stderr)
+        if not quiet:
+            names = {config.name for config in configs}
+            names.update(one["name"] for one in result["configs"])
+            for line in power_before(sorted(names), len(what.seeds), result):
+                print(f"seeds: {line}", file=sys.stderr)
         # a file that is added to keeps the base that it was begun with
-        judge = not result["base"] or (what.runs / "base").exists()
-        base = _base(what, configs, quiet, judge=judge)
+        trainer, base = _check_plans(what, configs, quiet), dict[str, Any]()
+        if not result["base"] or (what.runs / "base").exists():
+            base = base_of(what.runs, configs[0], trainer)
         check_base(result, base, configs[0], what.out)
         result["base"] = result["base"] or base
         runs = _Runs(what, configs, result, stop, quiet)
@@ -156,7 +159,9 @@ class _Runs:
         # the best score; of equal ones the rate nearest to the config's own
         good = [row for row in tried if row["score"] is not None]
         good.sort(key=lambda row: (row["score"], -abs(math.log(row["factor"]))))
-        best = good[-1]["lr"] if good else config.lr
+        best = config.lr
+        if good:
+            best = good[-1]["lr"]
         return {"own_lr": config.lr, "chosen_lr": best, "tried": tried}, best
 
     def _try(self, name: str, config: Config, factor: float) -> dict[str, Any]:
@@ -169,8 +174,7 @@ class _Runs:
             more.append(f"eval.images={search.images}")
         # judged at its end where held-out prompts choose, else never
         share = what.budgets.nfe * search.share
-        points = 1 if search.prompts else 0
-        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=points)
+        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=int(search.prompts != ""))
         place = what.runs / config.name / f"search-x{factor:g}"
         run = what.asked(name, more, budgets, place).spend(self.stop, quiet=self.quiet)
         score = None
@@ -178,7 +182,7 @@ class _Runs:
             score = run["at"]["nfe"]["score"]
         elif run["failed"] is None:
             score = run["last_quarter"]["accuracy"]
-        kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
+        kept = only(run, ("lr", "failed", "iterations", "nfe", "seconds"))
         return {"factor": factor, "score": score, **kept}
 
 
@@ -204,12 +208,12 @@ def _check(what: Comparison, configs: Sequence[Config]) -> None:
         got = f"{len(configs)} and {len(what.seeds)}"
         raise ConfigError(f"compare: expected at least 1 config and 1 seed, got {got}")
     for kind, values in (("config name", names), ("seed", what.seeds)):
-        twice = [value for value in dict.fromkeys(values) if list(values).count(value) > 1]
-        if twice:
-            raise ConfigError(
-                f"compare: {kind} {twice[0]!r} comes twice; give each once, with a `name` of its "
-                "own"
-            )
+        for value, times in Counter(values).items():
+            if times > 1:
+                raise ConfigError(
+                    f"compare: {kind} {value!r} comes twice; give each once, with a `name` of its "
+                    "own"
+                )
     # budgets
     if not (0 < b.nfe < math.inf and 0 <= b.seconds < math.inf and b.points >= 1):
         raise ConfigError(
@@ -242,19 +246,16 @@ def _check_search(what: Comparison, configs: Sequence[Config]) -> None:
             f"compare: --search-seed {seed} is one of --seeds; rates would be chosen on a run that "
             "counts"
         )
-    judged = {str(config.prompts.test) for config in configs}
-    if prompts in judged:
+    if any(prompts == str(config.prompts.test) for config in configs):
         raise ConfigError(
             f"compare: --search-prompts {prompts} are those that the comparison is judged by; name "
             "another list to choose rates by"
         )
 
 
-def _base(
-    what: Comparison, configs: Sequence[Config], quiet: bool, *, judge: bool
-) -> dict[str, Any]:
-    """Check every config on the model before training, before hours are spent, and `judge` it,
-    once per runs folder."""
+def _check_plans(what: Comparison, configs: Sequence[Config], quiet: bool) -> Trainer:
+    """Check every config on the model before training, before hours are spent -> a trainer of the
+    first one."""
     trainer = Trainer(configs[0])
     # on a copy of the weights: the others put what `train.start` names into the model
     trainer.weights.snapshot("checked")
@@ -264,7 +265,7 @@ def _base(
             if not quiet:
                 about = math.ceil(what.budgets.nfe / calls)
                 print(f"{config.name}: the work is about {about} iterations", file=sys.stderr)
-    return base_of(what.runs, configs[0], trainer) if judge else {}
+    return trainer
 
 
 def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int:
@@ -273,13 +274,16 @@ def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int
     # runs end by budget, so the config's own number of iterations says nothing
     endless = replace(config, train=replace(config.train, iterations=MOST_ITERATIONS))
     calls = check_plan(endless).calls
-    own = trainer if config is trainer.config else Trainer(config, model=trainer.model)
-    share = what.search.share if what.search else 1.0
-    if own.cost.nfe > what.budgets.nfe * share:
-        part = f" x --search-share {share:g}" if share < 1 else ""
+    if config is not trainer.config:
+        trainer = Trainer(config, model=trainer.model)
+    budget, said = what.budgets.nfe, f"--nfe {what.budgets.nfe:g}"
+    if what.search is not None and what.search.share < 1:
+        budget *= what.search.share
+        said += f" x --search-share {what.search.share:g}"
+    if trainer.cost.nfe > budget:
         raise ConfigError(
-            f"compare: one iteration of {config.name} samples with {own.cost.nfe} network "
-            f"evaluations, more than --nfe {what.budgets.nfe:g}{part}"
+            f"compare: one iteration of {config.name} samples with {trainer.cost.nfe} network "
+            f"evaluations, more than {said}"
         )
     return calls
 
@@ -311,13 +315,12 @@ def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
     from flowrl.runs.compare.tables import accuracy_figure, gains_figure
     from flowrl.runs.report.style import save_figure
 
-    drawn = {
-        "gains": gains_figure(result),
-        **{budget: accuracy_figure(result, budget) for budget in judged_at(result)},
-    }
-    files = [folder / f"{stem}-{name}.png" for name in drawn]
-    for file, figure in zip(files, drawn.values(), strict=True):
-        save_figure(figure, file, dpi=130)
+    drawn, files = {"gains": gains_figure(result)}, []
+    for budget in judged_at(result):
+        drawn[budget] = accuracy_figure(result, budget)
+    for name, figure in drawn.items():
+        files.append(folder / f"{stem}-{name}.png")
+        save_figure(figure, files[-1], dpi=130)
     return files
 
 
@@ -336,10 +339,11 @@ def sample_grid(result: Result, runs: Path) -> Any:
     folders = {"base model": base}
     short = labels([config["name"] for config in result["configs"]])
     for config in result["configs"]:
-        places = [runs / config["name"] / f"seed{run['seed']}" for run in config["seeds"]]
-        found = [folder for folder in places if folder.is_dir() and sample_files(folder)]
-        if found:
-            folders[short[config["name"]].replace("-", " ")] = found[0]
+        for run in config["seeds"]:
+            folder = runs / config["name"] / f"seed{run['seed']}"
+            if folder.is_dir() and sample_files(folder):
+                folders[short[config["name"]].replace("-", " ")] = folder
+                break
     columns, right = {}, {}
     for name, folder in folders.items():
         files, judged = sample_files(folder), read_verdicts(folder)

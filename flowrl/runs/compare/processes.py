@@ -37,9 +37,13 @@ from flowrl.runs.folder import RESULT, lock
 from flowrl.runs.stop import SIGNALS, Interrupted, Stop, StopSignal
 from flowrl.training.run import OverlapWarning
 
-DEVICES = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+DEVICES = "CUDA_VISIBLE_DEVICES"
+if torch.version.hip:
+    DEVICES = "HIP_VISIBLE_DEVICES"
 KINDS: dict[str, type[FlowRLError]] = {
-    kind.__name__: kind for kind in (ConfigError, RewardError, Interrupted)
+    "ConfigError": ConfigError,
+    "RewardError": RewardError,
+    "Interrupted": Interrupted,
 }
 START = "if __name__ == '__main__':"
 TRAINS = "trains"  # the kind of word that a process tells first
@@ -156,7 +160,9 @@ class RunProcess:
         if self.told is None:
             return RunError(_lost(self.process.exitcode or 0, trains=self.trains))
         kind, text = self.told
-        return KINDS.get(kind, RunError)(text) if kind else None
+        if not kind:
+            return None
+        return KINDS.get(kind, RunError)(text)
 
 
 def _lost(code: int, *, trains: bool) -> str:
@@ -166,8 +172,9 @@ def _lost(code: int, *, trains: bool) -> str:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        memory = ", as the system does where memory is short: give fewer --processes"
-        return f"its process was ended by {name}{memory if name == 'SIGKILL' else ''}"
+        if name == "SIGKILL":
+            name += ", as the system does where memory is short: give fewer --processes"
+        return f"its process was ended by {name}"
     if trains:
         return f"its process ended with exit code {code} in the middle: what it printed says why"
     return (
@@ -249,8 +256,9 @@ def train_all(
 
     if processes > 1:
         train_side_by_side(runs, processes, stop, keep_first, quiet=quiet)
-    for run in [run for run in runs if run.folder not in kept]:
-        keep(run)
+    for run in runs:
+        if run.folder not in kept:
+            keep(run)
 
 
 def train_side_by_side(
@@ -313,17 +321,19 @@ def _leaves(value: Any) -> Iterator[str]:
     """Yield all texts of nested dicts and lists."""
     if isinstance(value, str):
         yield value
-    parts = value.values() if isinstance(value, dict) else value
-    for part in parts if isinstance(value, dict | list | tuple) else ():
-        yield from _leaves(part)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
 
 
 def visible_devices() -> list[str]:
     """Return the names of the GPUs that a process may choose from, as CUDA_VISIBLE_DEVICES has
     them; [] without any."""
     count = torch.cuda.device_count()
-    named = [name.strip() for name in os.environ.get(DEVICES, "").split(",") if name.strip()]
-    return named[:count] or [str(number) for number in range(count)]
+    named = list(filter(None, map(str.strip, os.environ.get(DEVICES, "").split(","))))
+    return named[:count] or list(map(str, range(count)))
 
 
 class _Work:
@@ -333,12 +343,17 @@ class _Work:
         self, todo: Sequence[Asked], most: int, gpus: Sequence[str], ended: Ended, quiet: bool
     ) -> None:
         self.waiting, self.most, self.gpus, self.ended = list(todo), most, gpus, ended
-        self.count, self.say = len(todo), _nothing if quiet else _say
+        self.count, self.quiet = len(todo), quiet
         self.running = list[RunProcess]()
         self.failed = list[tuple[Asked, FlowRLError]]()
         self.took, self.told = list[float](), False
         where = "metrics.jsonl in a run's folder says how far it is"
         self.say(f"{len(todo)} runs, {most} at a time; {where}")
+
+    def say(self, text: str) -> None:
+        """Tell how it goes, unless it is to be quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
 
     def through(self, stop: StopSignal) -> None:
         """Begin and end all of them."""
@@ -349,10 +364,10 @@ class _Work:
     def begin(self, stop: StopSignal) -> None:
         """Begin runs where there is room; or hand a wish to stop on, once."""
         while self.waiting and len(self.running) < self.most and not stop.asked:
-            taken = {one.slot for one in self.running}
-            slot = next(k for k in range(self.most) if k not in taken)
-            gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
-            run = self.waiting.pop(0)
+            free = set(range(self.most)).difference(one.slot for one in self.running)
+            run, slot, gpu = self.waiting.pop(0), min(free), None
+            if self.gpus:
+                gpu = self.gpus[slot % len(self.gpus)]
             try:
                 self.running.append(RunProcess(run, gpu, slot))
             except OSError as error:
@@ -411,11 +426,3 @@ class _Work:
         minutes = (usual * len(self.waiting) + going) / self.most / 60
         left = len(self.waiting) + len(self.running)
         return f"; {left} of {self.count} left, about {minutes:.1f} min"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _nothing(text: str) -> None:
-    """Say nothing."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from flowrl.config.load import Config
 from flowrl.config.sections import GradientsMonitor
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import read_json, write_json
+from flowrl.core.files import read_json, without, write_json
 from flowrl.core.identity import differences, without_times
 from flowrl.evaluation.contents import FUNCTIONS, judged_content, own_functions
 from flowrl.runs.compare.summary import Result, summarize_result, unpacked
@@ -237,7 +238,10 @@ def mistake(value: Any, record: type[Record]) -> str | None:
     # where it is: a.b[0].c
     where = ""
     for part in first["loc"]:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}"
+        if isinstance(part, int):
+            where += f"[{part}]"
+        else:
+            where += f".{part}"
     where = where.lstrip(".") or "the file"
     if first["type"] == "missing":
         return f"{where}: expected this key, which is missing"
@@ -275,10 +279,11 @@ def unlike_base(run: Mapping[str, Any], base: Mapping[str, Any], where: str = ""
     for name, row in run["at"].items():
         key = f"{where}.at.{name}".lstrip(".")
         ends = [point for point in run["curve"] if name in point["budget"]]
-        plain = row and {part: row[part] for part in row if part != "outcomes"}
-        if plain != (ends[0] if ends else None):
+        if not ends and row is None:
+            continue
+        if not ends or row is None or without(row, "outcomes") != ends[0]:
             said = said or f"{key}: expected the point of the curve at which this budget ended"
-        elif row is not None:
+        else:
             said = said or _unlike(row, base, key)
     return said
 
@@ -347,12 +352,14 @@ def different(a: Mapping[str, Any], b: Mapping[str, Any], path: str = "") -> lis
 def comparable(config: Config) -> dict[str, Any]:
     """Return a config as plain data without what has no effect on a run under budgets."""
     raw = config.to_dict()
-    without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
-    for section, keys in without.items():
-        raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
+    idle = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
+    for section, keys in idle.items():
+        raw[section] = without(raw[section], *keys)
     del raw["checkpoint"]
     acting = _acting(config, raw.pop("monitors"))
-    return raw | ({"monitors": acting} if acting else {})
+    if acting:
+        raw["monitors"] = acting
+    return raw
 
 
 def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,8 +368,9 @@ def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
     acting, gradients = dict[str, Any](), config.monitors.gradients
     if gradients != GradientsMonitor():
         # null in place of a word would be taken for a default that is not there
-        skips = gradients is not None and gradients.action == "skip"
-        acting["gradients"] = raw["gradients"] if skips else "off"
+        acting["gradients"] = "off"
+        if gradients is not None and gradients.action == "skip":
+            acting["gradients"] = raw["gradients"]
     if config.monitors.adaptive_kl is not None:
         acting["adaptive_kl"] = raw["adaptive_kl"]
     return acting
@@ -381,7 +389,7 @@ def setting(config: Config) -> dict[str, Any]:
     threads."""
     raw, headline = comparable(config), config.rewards[config.headline]
     equal = {
-        "model": {key: value for key, value in raw["model"].items() if key not in TUNING},
+        "model": without(raw["model"], *TUNING),
         "prompts": raw["prompts"],
         "image": raw["image"],
         "eval": {**raw["eval"], "score": config.headline},
@@ -438,10 +446,14 @@ def open_result(
     stated = {"budgets": found["budgets"], "settings": found["settings"]}
     wrong = different(stated, fresh)
     there = {entry["name"]: entry for entry in found["configs"]}
-    for c in [c for c in configs if c.name in there]:
-        entry = there[c.name]
+    for c in configs:
+        entry = there.get(c.name)
+        if entry is None:
+            continue
         wrong += different(entry["config"], without_seed(c), f"{c.name}: ")
-        kept = {key: value for key, value in entry.items() if key == FUNCTIONS}
+        kept = {}
+        if FUNCTIONS in entry:
+            kept[FUNCTIONS] = entry[FUNCTIONS]
         wrong += differences(kept, own_functions(c))
     if wrong:
         raise ConfigError(
@@ -461,7 +473,9 @@ def check_base(result: Result, base: Mapping[str, Any], config: Config, path: Pa
     known = without_times(result.get("content") or {})
     wrong = differences(known, without_times(judged_content(config)))
     if wrong:
-        score = f", {there['score']:g} and now {base['score']:g}" if base else ""
+        score = ""
+        if base:
+            score = f", {there['score']:g} and now {base['score']:g}"
         raise ConfigError(
             f"{path} was begun with another base model{score}: something changed under its name, "
             f"there and now: {'; '.join(wrong[:3])}; name another --out"
@@ -470,7 +484,7 @@ def check_base(result: Result, base: Mapping[str, Any], config: Config, path: Pa
 
 def without_seed(config: Config) -> dict[str, Any]:
     """Return a config without its seed, as JSON gives it back."""
-    return {k: v for k, v in json.loads(json.dumps(comparable(config))).items() if k != "seed"}
+    return without(json.loads(json.dumps(comparable(config))), "seed")
 
 
 def entry_of(result: Result, config: Config, name: str) -> Result:
@@ -505,26 +519,24 @@ def add_run(result: Result, entry: Result, run: dict[str, Any]) -> None:
     where = run["environment"]
     if where not in result["environments"]:
         result["environments"].append(where)
-    mine = {k: v for k, v in run.items() if k not in ("name", "environment")}
+    mine = without(run, "name", "environment")
     mine["environment"] = result["environments"].index(where)
-    entry["seeds"] = sorted([*others, mine], key=lambda r: int(r["seed"]))
+    entry["seeds"] = sorted([*others, mine], key=itemgetter("seed"))
 
 
 def write_result(result: Result, out: Path) -> Result:
     """Work out the statistics of all configs that have a run, and write the file. Raises
     RunError."""
-    full = summarize_result(
-        {**result, "configs": [entry for entry in result["configs"] if entry["seeds"]]}
-    )
+    begun, empty = list[Result](), list[Result]()
+    for entry in result["configs"]:
+        if entry["seeds"]:
+            begun.append(entry)
+        else:
+            empty.append(entry)
+    full = summarize_result({**result, "configs": begun})
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror or error}") from error
     write_json(out, full)
-    return {
-        **full,
-        "configs": [
-            *full["configs"],
-            *(entry for entry in result["configs"] if not entry["seeds"]),
-        ],
-    }
+    return {**full, "configs": [*full["configs"], *empty]}

@@ -52,7 +52,10 @@ def read_space(texts: Sequence[str]) -> Space:
         if key in space:
             raise ConfigError(f"--try {key}: comes twice; give its values once, parted by commas")
         found = _RANGE.fullmatch(values)
-        space[key] = _range(key, *found.groups()) if found else _values(key, values)
+        if found:
+            space[key] = _range(key, *found.groups())
+        else:
+            space[key] = _values(key, values)
     _check_keys(space)
     return space
 
@@ -63,12 +66,12 @@ def _check_keys(space: Space) -> None:
     for key in space:
         if key in _OWN:
             raise ConfigError(f"--try {key}: is not tried; --seeds says which seeds a trial has")
-        inside = [other for other in space if other.startswith(f"{key}.")]
-        if inside:
-            raise ConfigError(
-                f"--try {key}: {inside[0]} lies in it; give one of both, or whole sections as "
-                "values"
-            )
+        for other in space:
+            if other.startswith(f"{key}."):
+                raise ConfigError(
+                    f"--try {key}: {other} lies in it; give one of both, or whole sections as "
+                    "values"
+                )
 
 
 def _range(key: str, low: str, high: str, words: str) -> BaseDistribution:
@@ -77,7 +80,7 @@ def _range(key: str, low: str, high: str, words: str) -> BaseDistribution:
 
     # the words after it
     log, step, given = False, "", words.split()
-    whole = all(_WHOLE.fullmatch(end) for end in (low, high))
+    whole = all(map(_WHOLE.fullmatch, (low, high)))
     while given:
         word = given.pop(0)
         if word == "log":
@@ -131,8 +134,9 @@ def _values(key: str, text: str) -> BaseDistribution:
 def ends(some: BaseDistribution) -> list[Value]:
     """Return the values of a key that are checked before anything runs: all that are listed, of a
     range both ends."""
-    listed: Sequence[Value] | None = getattr(some, "choices", None)
-    return [some.low, some.high] if listed is None else [*listed]  # type: ignore[attr-defined]
+    if hasattr(some, "choices"):
+        return [*some.choices]
+    return [some.low, some.high]  # type: ignore[attr-defined]
 
 
 def _every(some: Any) -> list[Value] | None:
@@ -165,13 +169,19 @@ def grid_of(space: Space) -> dict[str, list[Value]]:
 
 def combinations(space: Space) -> float:
     """Count the combinations of all values; infinity where a range has no end of them."""
-    every = [_every(some) for some in space.values()]
-    return math.prod(math.inf if values is None else len(values) for values in every)
+    total = 1
+    for values in map(_every, space.values()):
+        if values is None:
+            return math.inf
+        total *= len(values)
+    return total
 
 
 def change(key: str, value: Value) -> str:
     """Return the override that gives a key its value."""
-    return f"{key}={value}" if isinstance(value, str) else f"{key}={value!r}"
+    if isinstance(value, str):
+        return f"{key}={value}"
+    return f"{key}={value!r}"
 
 
 def folder_of(changes: Sequence[str]) -> str:

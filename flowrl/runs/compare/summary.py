@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
 
+from flowrl.core.files import finite_or_none
 from flowrl.core.shipped_files import list_configs
 from flowrl.evaluation.crossed_errors import (
     Error,
@@ -75,17 +78,17 @@ class ErrorModel(NamedTuple):
     def _error(
         self, names: list[str], factors: list[float], shift: np.ndarray, task: str | None
     ) -> tuple[float, Error]:
-        mine = [self.groups[name] for name in names]
-        per_prompt = shift + sum(f * g.mean(0) for f, g in zip(factors, mine, strict=True))
-        weights = self.weights(task)
+        # the value, and what a seed of each config counts: the others serve the pooled spread alone
+        combined, shares = np.zeros(len(self.tags)), dict.fromkeys(self.groups, 0.0)
+        for name, factor in zip(names, factors, strict=True):
+            group = self.groups[name]
+            combined = combined + factor * group.mean(0)
+            shares[name] = factor**2 / len(group)
+        per_prompt, weights = shift + combined, self.weights(task)
         value = float(per_prompt @ weights)
         # one seed alone says nothing
-        if min(len(group) for group in mine) < 2:
+        if any(len(self.groups[name]) < 2 for name in names):
             return value, NONE
-        # what a seed of each config counts; the others serve the pooled spread alone
-        shares = dict.fromkeys(self.groups, 0.0)
-        for name, factor, group in zip(names, factors, mine, strict=True):
-            shares[name] = factor**2 / len(group)
         groups = Groups(list(self.groups.values()), list(shares.values()), self.pooled)
         return value, contrast_error(groups, per_prompt, weights, self.tags)
 
@@ -93,11 +96,14 @@ class ErrorModel(NamedTuple):
         """Return the std over a config's seeds, or that pooled over all configs; NaN without
         any."""
         weights, squares, freedom = self.weights(None), 0.0, 0
-        for group in self.groups.values() if name is None else [self.groups[name]]:
-            scores = group @ weights
-            squares += float(((scores - scores.mean()) ** 2).sum())
-            freedom += len(scores) - 1
-        return math.sqrt(squares / freedom) if freedom else math.nan
+        for one, group in self.groups.items():
+            if name in (None, one):
+                scores = group @ weights
+                squares += float(((scores - scores.mean()) ** 2).sum())
+                freedom += len(scores) - 1
+        if freedom == 0:
+            return math.nan
+        return math.sqrt(squares / freedom)
 
 
 def equal_spreads(groups: Sequence[np.ndarray]) -> float:
@@ -108,29 +114,41 @@ def equal_spreads(groups: Sequence[np.ndarray]) -> float:
     with seeds that agree by chance there is no test.
     """
     several = [group for group in groups if len(group) > 1 and np.ptp(group) > 0]
-    return float(stats.bartlett(*several).pvalue) if len(several) > 1 else math.nan
+    if len(several) < 2:
+        return math.nan
+    return float(stats.bartlett(*several).pvalue)
+
+
+def at_budget(config: Result, budget: str) -> list[Result]:
+    """Return the rows of a config's seeds that reached a budget."""
+    rows = (run["at"][budget] for run in config["seeds"])
+    return list(filter(None, rows))
+
+
+def failed_runs(config: Result) -> int:
+    """Count the seeds of a config that failed."""
+    return sum(run["failed"] is not None for run in config["seeds"])
 
 
 def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorModel:
     """Gather the scores of all configs that reached a budget."""
     rows: dict[str, list[Result]] = {}
     for config in configs:
-        found = [run["at"][budget] for run in config["seeds"] if run["at"][budget]]
+        found = at_budget(config, budget)
         if found:
             rows[config["name"]] = found
-    # per prompt, where every run and the base model have it
-    every = [base, *(row for some in rows.values() for row in some)]
+    # per prompt, where every run and the base model have it, else per task
+    every = [base, *itertools.chain.from_iterable(rows.values())]
     prompts = all(row.get("outcomes") for row in every) and "tags" in base
-    places = _places(base) if prompts else []
-    columns = list(dict.fromkeys(places)) if prompts else list(base["tasks"])
-
-    def values(row: Result) -> list[float]:
-        return _per_scene(row, places) if prompts else [row["tasks"][task] for task in columns]
-
+    tags = list(base["tasks"])
+    values: Callable[[Result], list[float]] = partial(_per_task, tasks=tags)
+    if prompts:
+        places = _places(base)
+        tags = [tag for tag, _ in dict.fromkeys(places)]
+        values = partial(_per_scene, places=places)
     groups = {}
     for name, some in rows.items():
         groups[name] = np.array([values(row) for row in some])
-    tags = [str(column[0]) if prompts else str(column) for column in columns]
     weights = weights_of(tags)
     equal_p = equal_spreads([group @ weights for group in groups.values()])
     return ErrorModel(groups, np.array(values(base)), tags, prompts, equal_p)
@@ -139,8 +157,7 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
 def packed(outcomes: Sequence[Sequence[float]]) -> str:
     """Write scores, one list per prompt, as a short text. Prompts are separated by spaces. Verdicts
     0 and 1 are letters, "0110 1111"; other scores stand between commas, "0.25,0.5 0.75,1"."""
-    flat = {value for some in outcomes for value in some}
-    short = flat <= {0.0, 1.0}
+    short = {0.0, 1.0}.issuperset(itertools.chain.from_iterable(outcomes))
     words = []
     for some in outcomes:
         # -0.0 equals 0.0 but would be written "-0", two letters; + 0.0 takes its sign away
@@ -155,8 +172,10 @@ def unpacked(text: str) -> list[list[float]]:
     """Read what `packed` wrote."""
     out = []
     for part in text.split(" "):
-        letters = part.strip(",").split(",") if "," in part else part
-        out.append([float(value) for value in letters])
+        scores: Iterable[str] = part
+        if "," in part:
+            scores = part.strip(",").split(",")
+        out.append(list(map(float, scores)))
     return out
 
 
@@ -172,6 +191,10 @@ def _per_scene(row: Result, places: Sequence[tuple[str, str]]) -> list[float]:
     for place, some in zip(places, unpacked(row["outcomes"]), strict=True):
         scores.setdefault(place, []).extend(some)
     return [sum(some) / len(some) for some in scores.values()]
+
+
+def _per_task(row: Result, tasks: Sequence[str]) -> list[float]:
+    return [row["tasks"][task] for task in tasks]
 
 
 def by_task(model: ErrorModel, name: str) -> np.ndarray:
@@ -221,7 +244,9 @@ class CurvePoint(NamedTuple):
 
 def judged_at(result: Result) -> tuple[str, ...]:
     """Return the budgets at which runs were judged: seconds only where they had a limit."""
-    return BUDGETS if result["budgets"]["seconds"] else BUDGETS[:1]
+    if result["budgets"]["seconds"]:
+        return BUDGETS
+    return BUDGETS[:1]
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -253,7 +278,9 @@ def _best_configs_first(configs: Sequence[Result]) -> list[Result]:
 
     def key(config: Result) -> tuple[bool, float, str]:
         found = config["summary"]["nfe"]
-        return found is None, -found["mean"] if found else 0.0, config["name"]
+        if found is None:
+            return True, 0.0, config["name"]
+        return False, -found["mean"], config["name"]
 
     return sorted(configs, key=key)
 
@@ -269,8 +296,9 @@ def summarize_result(result: Result) -> Result:
         at = {budget: config_summary(config, model, budget) for budget, model in models.items()}
         summed.append({**config, "summary": at})
     summed = _best_configs_first(summed)
-    names = [config["name"] for config in summed]
-    tests = {budget: _pairwise_tests(names, model) for budget, model in models.items()}
+    names, tests = [config["name"] for config in summed], {}
+    for budget, model in models.items():
+        tests[budget] = _pairwise_tests(names, model)
     return {**result, "configs": summed, "pairs": tests}
 
 
@@ -283,25 +311,27 @@ def config_summary(config: Result, model: ErrorModel, budget: str) -> Result | N
     model, by more than other prompts could explain. `needs_seeds` is the number of seeds from which
     an interval would tell something, None where it does.
     """
-    name, seeds = config["name"], config["seeds"]
-    rows = [run["at"][budget] for run in seeds if run["at"][budget] is not None]
+    name, rows = config["name"], at_budget(config, budget)
     if not rows:
         return None
     # the score, and whether it is better than before training
-    score = _with_error(model, name, None)
-    failed, low = sum(run["failed"] is not None for run in seeds), score["gain"][1]
-    found = {**score, "seeds": len(rows), "failed": failed}
-    found["beats_base"] = False if failed else None if low is None else low > 0
+    score, failed, beats = _with_error(model, name, None), failed_runs(config), None
+    low = score["gain"][1]
+    if failed:
+        beats = False
+    elif low is not None:
+        beats = low > 0
+    found = {**score, "seeds": len(rows), "failed": failed, "beats_base": beats}
     gain, error = model.gain(name)
-    found["p"] = finite(error.p(gain))
-    found["spread"] = finite(model.spread(name))
+    found["p"] = finite_or_none(error.p(gain))
+    found["spread"] = finite_or_none(model.spread(name))
     found["collapsed"] = sum(_collapsed(model, row) for row in model.groups[name])
     found["needs_seeds"] = needed_for_interval(model, name)
     # each task, the middle half of all of them, and what was used up
-    tasks = list(dict.fromkeys(model.tags))
+    tasks = dict.fromkeys(model.tags)
     found["tasks"] = {task: _with_error(model, name, task) for task in tasks}
     scores = by_task(model, name)
-    span = [finite(value) for value in iqm_interval(scores)]
+    span = list(map(finite_or_none, iqm_interval(scores)))
     found["iqm"] = {"mean": iqm(scores), "interval": span}
     for key in ("iteration", "nfe", "seconds"):
         found[key] = float(np.mean([row[key] for row in rows]))
@@ -312,10 +342,12 @@ def _collapsed(model: ErrorModel, run: np.ndarray) -> bool:
     """Say whether a run with these scores [P] ended below the base model: its interval over prompts
     does; where those are not known, its score."""
     gain, weights = run - model.base, model.weights(None)
-    half = 0.0
+    most = gain @ weights
     if model.prompts:
         half = float(prompts_error(gain, weights, model.tags).half())
-    return bool(gain @ weights + (half if math.isfinite(half) else 0.0) < 0)
+        if math.isfinite(half):
+            most += half
+    return bool(most < 0)
 
 
 def needed_for_interval(model: ErrorModel, name: str) -> int | None:
@@ -327,15 +359,16 @@ def needed_for_interval(model: ErrorModel, name: str) -> int | None:
     """
     seeds, error = len(model.groups[name]), model.score(name)[1]
     half = float(error.half())
-    every = [group.min() >= 0 and group.max() <= 1 for group in model.groups.values()]
-    shares = all(every)
+    shares = all(group.min() >= 0 and group.max() <= 1 for group in model.groups.values())
     if math.isfinite(half) and error.freedom >= FEW and not (shares and half > 0.25):
         return None
     if error._replace(seeds=MeanSquare(0.0, 0)).half() > 0.25:  # it is the prompts that are few
         return None
     # with more seeds the part of the seeds shrinks, and its freedom grows
-    spread = model.spread(None if model.pooled else name)
-    others = max(1, sum(len(group) > 1 for group in model.groups.values()) if model.pooled else 1)
+    spread, others = model.spread(name), 1
+    if model.pooled:
+        several = sum(len(group) > 1 for group in model.groups.values())
+        spread, others = model.spread(), max(1, several)
     for more in range(max(3, seeds + 1), MOST_SEEDS):
         wide = float(stats.t.isf(LEVEL / 2, others * (more - 1))) * spread / math.sqrt(more)
         if not shares or not math.isfinite(wide) or wide <= WIDE:
@@ -359,7 +392,7 @@ def told_apart(configs: int, seeds: int, tests: int | None = None) -> float:
     in four of five cases: a two-sided test with the spread pooled over all, at the strictest of
     Holm's levels; of one config, how far from the base model."""
     tests = tests or max(1, configs * (configs - 1) // 2)
-    sides = 2 if configs > 1 else 1
+    sides = min(2, configs)
     return detectable(LEVEL / tests, configs * (seeds - 1)) * math.sqrt(sides / seeds)
 
 
@@ -369,8 +402,12 @@ def _with_error(model: ErrorModel, name: str, task: str | None) -> Result:
     half, gain_half = error.half(), gain_error.half()
     return {
         "mean": mean,
-        "interval": [finite(mean - half), finite(mean + half)],
-        "gain": [finite(value) for value in (gain, gain - gain_half, gain + gain_half)],
+        "interval": [finite_or_none(mean - half), finite_or_none(mean + half)],
+        "gain": [
+            finite_or_none(gain),
+            finite_or_none(gain - gain_half),
+            finite_or_none(gain + gain_half),
+        ],
     }
 
 
@@ -386,22 +423,29 @@ def _pairwise_tests(names: Sequence[str], model: ErrorModel) -> Result:
     # a test for each pair
     names = [name for name in names if name in model.groups]
     n, places = len(names), list(itertools.combinations(range(len(names)), 2))
-    found = [model.difference(names[i], names[j]) for i, j in places]
-    p = [error.p(value) for value, error in found]
+    p, known = [], []
+    for i, j in places:
+        value, error = model.difference(names[i], names[j])
+        p.append(error.p(value))
+        if not math.isnan(p[-1]):
+            known.append(error)
     adjusted = holm(p)
-    known = [error for (_, error), value in zip(found, p, strict=True) if not math.isnan(value)]
     # what these tests could have found
     least = math.nan
     if known:
-        middle = sorted(known, key=lambda error: float(error.variance))[len(known) // 2]
+        middle = sorted(known, key=attrgetter("variance"))[len(known) // 2]
         least = detectable(LEVEL / len(known), middle.freedom) * math.sqrt(middle.variance)
+    # how probably each config beats each
     means = [model.score(name)[0] for name in names]
-    tasks = {name: by_task(model, name) for name in names}
+    tasks = [by_task(model, name) for name in names]
     better = []
-    for one in names:
-        better.append([improvement(tasks[one], tasks[other]) for other in names])
+    for one in tasks:
+        better.append([improvement(one, other) for other in tasks])
+    kind = "seeds"
+    if model.prompts:
+        kind = "seeds and prompts"
     return {
-        "error": "seeds and prompts" if model.prompts else "seeds",
+        "error": kind,
         "names": names,
         "difference": np.subtract.outer(means, means).tolist(),
         "improvement": better,
@@ -409,10 +453,10 @@ def _pairwise_tests(names: Sequence[str], model: ErrorModel) -> Result:
         "p_holm": _square(n, places, adjusted),
         "tests": len(known),
         "significant": sum(value < LEVEL for value in adjusted),
-        "spread": finite(model.spread()),
+        "spread": finite_or_none(model.spread()),
         "pooled": model.pooled,
-        "equal_spreads": finite(model.equal_p),
-        "detectable": finite(least),
+        "equal_spreads": finite_or_none(model.equal_p),
+        "detectable": finite_or_none(least),
     }
 
 
@@ -423,13 +467,8 @@ def _square(
     is NaN."""
     out: list[list[float | None]] = [[None] * n for _ in range(n)]
     for (i, j), value in zip(places, values, strict=True):
-        out[i][j] = out[j][i] = finite(value)
+        out[i][j] = out[j][i] = finite_or_none(value)
     return out
-
-
-def finite(value: float) -> float | None:
-    """Return None for what JSON cannot hold."""
-    return float(value) if math.isfinite(value) else None
 
 
 def mean_curve(config: Result, base: Result, x: str) -> list[CurvePoint]:
@@ -438,7 +477,7 @@ def mean_curve(config: Result, base: Result, x: str) -> list[CurvePoint]:
     # the rows of each mark; the end of the seconds is one, too
     marks: dict[Any, list[tuple[float, float]]] = {}
     for row in itertools.chain.from_iterable(run["curve"] for run in config["seeds"]):
-        ended = [key for key in row["budget"] if key == "seconds"]
+        ended = {"seconds"}.intersection(row["budget"])
         for mark in [*row["marks"], *ended]:
             marks.setdefault(mark, []).append((row[x], row["score"]))
     # their means

@@ -3,9 +3,11 @@ repository, what was gained and the held-out curves as pictures. Pure functions 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -15,6 +17,7 @@ from flowrl.runs.compare.summary import (
     LETTERS,
     LEVEL,
     Result,
+    failed_runs,
     judged_at,
     labels,
     mean_curve,
@@ -26,104 +29,133 @@ from flowrl.runs.report.style import EDGE, INK, PALETTE, grid_along, styled
 DASH = "–"
 
 
-def units(result: Result) -> tuple[float, int, str]:
-    """Return factor, digits and unit of all scores that were measured."""
+class Unit(NamedTuple):
+    """What scores are multiplied with to be written, their digits, and their unit."""
+
+    factor: float
+    digits: int
+    name: str
+
+    def text(self, score: float) -> str:
+        """Write a score, without its unit."""
+        return fixed_digits(self.factor * score, self.digits)
+
+    def gain(self, difference: float) -> str:
+        """Write a difference of scores, with its sign."""
+        return fixed_digits(self.factor * difference, self.digits, sign=True)
+
+
+def units(result: Result) -> Unit:
+    """Return the unit of all scores that were measured."""
     scores = [result["base"]["score"]]
     for run in _runs(result):
         scores += [row["score"] for row in run["curve"]]
     return unit_of(scores)
 
 
-def unit_of(scores: Sequence[float]) -> tuple[float, int, str]:
-    """Return factor, digits and unit of scores: percent where all lie in [0, 1]."""
-    return (100.0, 1, " %") if all(0 <= score <= 1 for score in scores) else (1.0, 3, "")
+def unit_of(scores: Sequence[float]) -> Unit:
+    """Return the unit of scores: percent where all lie in [0, 1]."""
+    if all(0 <= score <= 1 for score in scores):
+        return Unit(100.0, 1, " %")
+    return Unit(1.0, 3, "")
+
+
+def _short(result: Result) -> dict[str, str]:
+    """Return the short name of every config by its whole one."""
+    return labels([config["name"] for config in result["configs"]])
 
 
 def comparison_table(result: Result) -> list[list[str]]:
     """Return the rows of the main table as texts: the head, the configs best first, the base
     model."""
-    score = f"{result['settings']['score']}{units(result)[2]}"
+    unit, short = units(result), _short(result)
+    score = f"{result['settings']['score']}{unit.name}"
     head, base = ["method", "lr", "seeds"], ["base model", "", ""]
     for budget in judged_at(result):
         head += [f"{score} at {LETTERS[budget]}", "gain [95 %]", "p"]
-        base += [_number(result)(result["base"]["score"]), "", ""]
+        base += [unit.text(result["base"]["score"]), "", ""]
     head += ["iterations (a)", "seconds (a)", "NFE (b)"][: 1 + len(judged_at(result))]
-    short = labels([config["name"] for config in result["configs"]])
-    rows = [_row(result, config, short[config["name"]]) for config in result["configs"]]
-    return [head, *rows, base + [""] * (len(head) - len(base))]
+    rows = [head]
+    for config in result["configs"]:
+        rows.append(_row(config, short[config["name"]], unit))
+    return [*rows, base + [""] * (len(head) - len(base))]
 
 
-def _row(result: Result, config: Result, name: str) -> list[str]:
-    number, at = _number(result), config["summary"]
-    failed = sum(run["failed"] is not None for run in config["seeds"])
-    seeds = f"{len(config['seeds'])}" + (f", {failed} failed" if failed else "")
+def _row(config: Result, name: str, unit: Unit) -> list[str]:
+    # what became of the seeds
+    at, failed, seeds = config["summary"], failed_runs(config), str(len(config["seeds"]))
+    if failed:
+        seeds += f", {failed} failed"
     collapsed = max((found["collapsed"] for found in at.values() if found), default=0)
-    seeds += f", collapsed: {collapsed} of {len(config['seeds'])}" if collapsed else ""
+    if collapsed:
+        seeds += f", collapsed: {collapsed} of {len(config['seeds'])}"
+    # score, gain and p at each budget, then what was used up until then
     cells = [name, f"{config['lr']:.3g}", seeds]
-    for budget in judged_at(result):
-        found = at[budget]
-        p = DASH if found is None or found["p"] is None else _p_text(found["p"])
-        cells += [_score(found, number), _gain(found, result), p]
-    a = at["nfe"]
-    cells += [f"{a['iteration']:.0f}", f"{a['seconds']:.0f}"] if a else [DASH, DASH]
+    for found in at.values():
+        if found is None:
+            cells += [DASH, DASH, DASH]
+        else:
+            cells += [_score(found, unit), _gain(found, unit), _or_dash(found["p"], _p_text)]
+    a, whole = at["nfe"] or {}, "{:.0f}".format
+    cells += [_or_dash(a.get("iteration"), whole), _or_dash(a.get("seconds"), whole)]
     if "seconds" in at:
-        cells.append(f"{at['seconds']['nfe']:.0f}" if at["seconds"] else DASH)
+        b = at["seconds"] or {}
+        cells.append(_or_dash(b.get("nfe"), whole))
     return cells
 
 
 def task_table(result: Result, budget: str) -> list[list[str]]:
     """Return the scores per task at a budget as texts: the head, the configs best first, the base
     model."""
-    tasks, number = list(result["base"]["tasks"]), _number(result)
-    short = labels([config["name"] for config in result["configs"]])
-    rows = [["method", *(task.replace("_", " ") for task in tasks)]]
+    unit, short, base = units(result), _short(result), result["base"]["tasks"]
+    rows = [["method", *(task.replace("_", " ") for task in base)]]
     for config in result["configs"]:
-        found = config["summary"][budget]
-        few = found is not None and found["needs_seeds"] is not None
-        cells = [_spread(found["tasks"][task], number, few) if found else DASH for task in tasks]
+        found, cells = config["summary"][budget], [DASH] * len(base)
+        if found is not None:
+            few = found["needs_seeds"] is not None
+            cells = [_spread(found["tasks"][task], unit, few) for task in base]
         rows.append([short[config["name"]], *cells])
-    return [*rows, ["base model", *(number(result["base"]["tasks"][task]) for task in tasks)]]
+    return [*rows, ["base model", *map(unit.text, base.values())]]
 
 
-def _number(result: Result) -> Callable[[float], str]:
-    factor, digits, _ = units(result)
-    return lambda value: fixed_digits(factor * value, digits)
+def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
+    """Write a value, or a dash where there is none."""
+    if value is None:
+        return DASH
+    return text(value)
 
 
 def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
+    if p < 0.0005:
+        return "< 0.001"
+    return f"{p:.3f}"
 
 
-def _p_said(p: float) -> str:
-    return "p < 0.001" if p < 0.0005 else f"p {p:.3f}"
-
-
-def _score(found: Result | None, number: Callable[[float], str]) -> str:
+def _score(found: Result, unit: Unit) -> str:
     """Set a config's mean with its interval, or with the seeds that one would take."""
-    if found is None or found["needs_seeds"] is None:
-        return _spread(found, number)
-    return f"{number(found['mean'])} (± from {found['needs_seeds']} seeds)"
+    if found["needs_seeds"] is None:
+        return _spread(found, unit)
+    return f"{unit.text(found['mean'])} (± from {found['needs_seeds']} seeds)"
 
 
-def _spread(found: Result | None, number: Callable[[float], str], few: bool = False) -> str:
+def _spread(found: Result, unit: Unit, few: bool = False) -> str:
     """Set a mean with the half width of its interval, without one of too `few` seeds."""
-    if found is None:
-        return DASH
-    low, high = found["interval"]
-    known = low is not None and not few
-    return number(found["mean"]) + (f" ± {number((high - low) / 2)}" if known else "")
+    mean, (low, high) = unit.text(found["mean"]), found["interval"]
+    if low is None or few:
+        return mean
+    return f"{mean} ± {unit.text((high - low) / 2)}"
 
 
-def _gain(found: Result | None, result: Result) -> str:
+def _gain(found: Result, unit: Unit) -> str:
     """Set the gain over base with its interval; a star where that excludes zero and no run
     failed."""
-    if found is None:
-        return DASH
     mean, low, high = found["gain"]
     if low is None or found["needs_seeds"] is not None:
-        return _points(mean, result)
-    star = "*" if found["beats_base"] else ""
-    return f"{_points(mean, result)} [{_points(low, result)}, {_points(high, result)}]{star}"
+        return unit.gain(mean)
+    said = f"{unit.gain(mean)} [{unit.gain(low)}, {unit.gain(high)}]"
+    if found["beats_base"]:
+        return f"{said}*"
+    return said
 
 
 def notes(result: Result) -> list[str]:
@@ -134,7 +166,8 @@ def notes(result: Result) -> list[str]:
     times, each = "", "measured"
     if b["seconds"]:
         times, each = f", (b) after {b['seconds']:g} seconds of training", "each measured"
-    score, low, high = map(_number(result), (base["score"], *base["interval"]))
+    unit = units(result)
+    score, low, high = map(unit.text, (base["score"], *base["interval"]))
     # budgets and intervals first, then what only some comparisons have: search, machines
     lines = [
         f"(a) after {b['nfe']:g} network evaluations{times} (evaluation and checkpoints not "
@@ -143,7 +176,7 @@ def notes(result: Result) -> list[str]:
         f"± and brackets: 95 % intervals of the mean and of its gain over the base model, "
         f"{_errors(result)}; p: of no gain; a star: the interval lies above zero and no run "
         "failed.",
-        f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
+        f"The base model reaches {score}{unit.name} ({low} to {high} over its own "
         f"{base['images']} images); all are judged on the same prompts from the same noise.",
         _search_note(s["search"], result),
         *_machine_note(result),
@@ -155,8 +188,9 @@ def notes(result: Result) -> list[str]:
 
 def _errors(result: Result) -> str:
     """Say which error model intervals and pairs have."""
-    found = result["pairs"]["nfe"]
-    whose = "pooled over all configs" if found["pooled"] else "of each config's own"
+    found, whose = result["pairs"]["nfe"], "of each config's own"
+    if found["pooled"]:
+        whose = "pooled over all configs"
     if found["error"] == "seeds":
         return f"Student's over seeds, their variance {whose}; they say nothing of other prompts"
     return f"over seeds and prompts, seeds {whose}, prompts paired"
@@ -164,21 +198,24 @@ def _errors(result: Result) -> str:
 
 def _spread_notes(result: Result, budget: str) -> list[str]:
     """Say why spreads over seeds are not pooled, and which runs ended below the base model."""
-    found, (factor, digits, _) = result["pairs"][budget], units(result)
-    ends = {config["name"]: config["summary"][budget] for config in result["configs"]}
-    known = {name: end for name, end in ends.items() if end is not None}
-    lines, short = [], labels([config["name"] for config in result["configs"]])
-    if not found["pooled"]:
-        spreads = [factor * end["spread"] for end in known.values() if end["spread"] is not None]
-        lines.append(
-            f"The spreads over seeds at {LETTERS[budget]}, {min(spreads):.{digits}f} to "
-            f"{max(spreads):.{digits}f}, are not those of one (Bartlett's test, "
-            f"{_p_said(found['equal_spreads'])}): each config has the interval of its own."
-        )
-    fallen = []
-    for name, end in known.items():
+    # the spread of each config, and those with runs that fell
+    found, unit, short = result["pairs"][budget], units(result), _short(result)
+    lines, spreads, fallen = [], [], []
+    for config in result["configs"]:
+        end = config["summary"][budget]
+        if end is None:
+            continue
+        if end["spread"] is not None:
+            spreads.append(end["spread"])
         if end["collapsed"]:
-            fallen.append(f"{short[name]} {end['collapsed']} of {end['seeds']}")
+            fallen.append(f"{short[config['name']]} {end['collapsed']} of {end['seeds']}")
+    # what there is to say of them
+    if not found["pooled"]:
+        lines.append(
+            f"The spreads over seeds at {LETTERS[budget]}, {unit.text(min(spreads))} to "
+            f"{unit.text(max(spreads))}, are not those of one (Bartlett's test, "
+            f"p {_p_text(found['equal_spreads'])}): each config has the interval of its own."
+        )
     if fallen:
         lines.append(
             f"Collapsed at {LETTERS[budget]}, ended below the base model by more than chance of "
@@ -189,11 +226,10 @@ def _spread_notes(result: Result, budget: str) -> list[str]:
 
 def _few_notes(result: Result) -> list[str]:
     """Say of which configs an interval would tell nothing, and what it would take."""
-    budgets, few = judged_at(result), []
-    short = labels([config["name"] for config in result["configs"]])
+    few, short = [], _short(result)
     for config in result["configs"]:
-        ends = [config["summary"][budget] for budget in budgets]
-        if any(end is not None and end["needs_seeds"] is not None for end in ends):
+        ends = filter(None, config["summary"].values())
+        if any(end["needs_seeds"] is not None for end in ends):
             few.append(short[config["name"]])
     if not few:
         return []
@@ -205,7 +241,9 @@ def _few_notes(result: Result) -> list[str]:
 
 def _machine_note(result: Result) -> list[str]:
     count = len(result.get("environments", []))
-    return [f"The runs began in {count} environments, see the result file."] if count > 1 else []
+    if count < 2:
+        return []
+    return [f"The runs began in {count} environments, see the result file."]
 
 
 def _overshoot(result: Result, budget: str) -> float:
@@ -231,13 +269,14 @@ def _search_note(search: Result | None, result: Result) -> str:
 
 
 def _power_note(result: Result, budget: str) -> str:
-    found, (factor, digits, _) = result["pairs"][budget], units(result)
+    found, unit = result["pairs"][budget], units(result)
     if not found["tests"]:
         return f"Pairs at {LETTERS[budget]}: no test without two configs of two seeds."
-    spread = ""
+    spread = least = ""
     if found["pooled"]:
-        spread = f", the spread over seeds {factor * found['spread']:.{digits}f}"
-    least = "" if found["detectable"] is None else f"{factor * found['detectable']:.{digits}f}"
+        spread = f", the spread over seeds {unit.text(found['spread'])}"
+    if found["detectable"] is not None:
+        least = unit.text(found["detectable"])
     return (
         f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (the same "
         f"error model{spread}; Holm's correction, {LEVEL:g}). A pair has to lie about "
@@ -248,7 +287,7 @@ def _power_note(result: Result, budget: str) -> str:
 
 def verdict(result: Result, budget: str) -> list[str]:
     """Say in sentences which configs are better than the base model, and which pairs differ."""
-    short = labels([config["name"] for config in result["configs"]])
+    unit, short = units(result), _short(result)
     groups: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
     for config in result["configs"]:
         found = config["summary"][budget]
@@ -260,18 +299,15 @@ def verdict(result: Result, budget: str) -> list[str]:
             kind = "better"
         elif high is not None and high < 0:
             kind = "worse"
-        low = "" if found["failed"] == 0 else f", {found['failed']} failed"
-        groups[kind].append(f"{short[config['name']]} ({_points(gain, result)}{low})")
+        said = unit.gain(gain)
+        if found["failed"]:
+            said += f", {found['failed']} failed"
+        groups[kind].append(f"{short[config['name']]} ({said})")
     parts = [f"{kind}: {', '.join(some)}" for kind, some in groups.items() if some]
     lines = []
     if parts:
         lines.append(f"Against the base model at {LETTERS[budget]}: {'; '.join(parts)}.")
     return lines + _pair_verdict(result["pairs"][budget], short, budget)
-
-
-def _points(value: float, result: Result) -> str:
-    factor, digits, _ = units(result)
-    return fixed_digits(factor * value, digits, sign=True)
 
 
 def _pair_verdict(found: Result, short: dict[str, str], budget: str) -> list[str]:
@@ -282,7 +318,7 @@ def _pair_verdict(found: Result, short: dict[str, str], budget: str) -> list[str
         for j, other in enumerate(found["names"]):
             p = found["p_holm"][i][j]
             if p is not None and p < LEVEL and found["difference"][i][j] > 0:
-                beaten.append(f"{short[other]} ({_p_said(p)})")
+                beaten.append(f"{short[other]} (p {_p_text(p)})")
         if beaten:
             lines.append(f"{short[name]} is better at {LETTERS[budget]} than {', '.join(beaten)}.")
     if found["tests"] and not lines:
@@ -307,8 +343,10 @@ def power_before(names: Sequence[str], seeds: int, result: Result) -> list[str]:
     said = f"with {seeds} seeds {what} lie {apart:.1f} spreads over seeds apart"
     known = result.get("pairs", {}).get("nfe", {}).get("spread")
     if known is not None:
-        factor, digits, unit = units(result)
-        points = f"{factor * apart * known:.{digits}f}{' points' if unit else ''}"
+        unit = units(result)
+        points = unit.text(apart * known)
+        if unit.name:
+            points += " points"
         said += f" ({points} by the runs that are there)"
     lines = [f"to be told apart in four of five cases, {said}"]
     more = seeds_needed(apart / 2, configs)
@@ -320,57 +358,61 @@ def power_before(names: Sequence[str], seeds: int, result: Result) -> list[str]:
 def _failures(result: Result) -> list[str]:
     lines = []
     for config in result["configs"]:
-        for run in [run for run in config["seeds"] if run["failed"] is not None]:
-            lines.append(
-                f"Failed: {config['name']}, seed {run['seed']}, after {run['iterations']} "
-                f"iterations: {run['failed']}"
-            )
+        for run in config["seeds"]:
+            if run["failed"] is not None:
+                lines.append(
+                    f"Failed: {config['name']}, seed {run['seed']}, after {run['iterations']} "
+                    f"iterations: {run['failed']}"
+                )
     return lines
 
 
 def _runs(result: Result) -> list[Result]:
     """Return the runs of all configs."""
-    return [run for config in result["configs"] for run in config["seeds"]]
+    return list(chain.from_iterable(config["seeds"] for config in result["configs"]))
 
 
 def aggregate_table(result: Result, budget: str) -> list[list[str]]:
     """Return interquartile means over seeds and tasks as texts, and how probably a config beats
     the others on a task: the mean over them, and against the first of the table."""
-    found, number = result["pairs"][budget], _number(result)
-    short = labels([config["name"] for config in result["configs"]])
+    found, unit, short = result["pairs"][budget], units(result), _short(result)
     rows = [["method", "IQM [95 %]", "P(better than another)", "P(better than the first)"]]
     for config in result["configs"]:
         if config["summary"][budget] is None:
             continue
-        i, iqm = found["names"].index(config["name"]), config["summary"][budget]["iqm"]
-        low, high = iqm["interval"]
-        span = "" if low is None else f" [{number(low)}, {number(high)}]"
-        others = [p for j, p in enumerate(found["improvement"][i]) if j != i]
-        mean = f"{sum(others) / len(others):.2f}" if others else DASH
-        first = f"{found['improvement'][i][0]:.2f}" if i else DASH
-        rows.append([short[config["name"]], number(iqm["mean"]) + span, mean, first])
+        iqm = config["summary"][budget]["iqm"]
+        score, (low, high) = unit.text(iqm["mean"]), iqm["interval"]
+        if low is not None:
+            score += f" [{unit.text(low)}, {unit.text(high)}]"
+        # its row among the pairs, without itself
+        i, mean, first = found["names"].index(config["name"]), DASH, DASH
+        better = found["improvement"][i]
+        others = better[:i] + better[i + 1 :]
+        if others:
+            mean = f"{sum(others) / len(others):.2f}"
+        if i > 0:
+            first = f"{better[0]:.2f}"
+        rows.append([short[config["name"]], score, mean, first])
     return rows
 
 
 def pair_table(result: Result, budget: str) -> list[list[str]]:
     """Return the matrix of pairs as texts: p after Holm above the diagonal, row minus column
     below."""
-    found = result["pairs"][budget]
-    short = labels(found["names"])
-    rows = [["", *(str(i + 1) for i in range(len(found["names"])))]]
+    found, unit = result["pairs"][budget], units(result)
+    count, short = len(found["names"]), labels(found["names"])
+    rows = [["", *map(str, range(1, count + 1))]]
     for i, name in enumerate(found["names"]):
-        cells = [_pair(found, i, j, result) for j in range(len(found["names"]))]
-        rows.append([f"{i + 1} {short[name]}", *cells])
+        below = map(unit.gain, found["difference"][i][:i])
+        above = [_or_dash(p, _p_starred) for p in found["p_holm"][i][i + 1 :]]
+        rows.append([f"{i + 1} {short[name]}", *below, "", *above])
     return rows
 
 
-def _pair(found: Result, i: int, j: int, result: Result) -> str:
-    if i == j:
-        return ""
-    if j < i:
-        return _points(found["difference"][i][j], result)
-    p = found["p_holm"][i][j]
-    return DASH if p is None else f"{p:.3f}{'*' if p < LEVEL else ''}"
+def _p_starred(p: float) -> str:
+    if p < LEVEL:
+        return f"{p:.3f}*"
+    return f"{p:.3f}"
 
 
 def terminal(result: Result, *, width: int | None = None) -> str:
@@ -384,7 +426,9 @@ def terminal(result: Result, *, width: int | None = None) -> str:
     said = []
     for budget in judged_at(result):
         said += verdict(result, budget)
-    return "\n\n".join([*parts, *(["\n".join(said)] if said else []), "\n".join(notes(result))])
+    if said:
+        parts.append("\n".join(said))
+    return "\n\n".join([*parts, "\n".join(notes(result))])
 
 
 def markdown(result: Result, images: Sequence[str] = ()) -> str:
@@ -412,34 +456,31 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
             if table is not pair_table or result["pairs"][budget]["tests"]:
                 parts.append(f"## {title.format(LETTERS[budget])}")
                 parts.append(markdown_table(table(result, budget)))
-    parts += ["## Figures", *(f"![{path}]({path})" for path in images)] if images else []
+    if images:
+        parts += ["## Figures", *(f"![{path}]({path})" for path in images)]
     return "\n\n".join(parts) + "\n"
 
 
 OWN, BEST, OTHER = PALETTE[0], PALETTE[1], "#d4d4d4"
 DASHED = (0, (4, 3))
+COUNTED = {"nfe": "network evaluations", "seconds": "seconds of training"}  # by a budget
 
 
 def names(result: Result) -> dict[str, str]:
     """Return the configs' short names, with the number of runs that failed."""
-    found = labels([config["name"] for config in result["configs"]])
+    found = _short(result)
     for config in result["configs"]:
-        failed = sum(run["failed"] is not None for run in config["seeds"])
+        failed = failed_runs(config)
         if failed:
             found[config["name"]] += f" ({failed} failed)"
     return found
-
-
-def axis(budget: str) -> str:
-    """Name what a budget counts."""
-    return "network evaluations" if budget == "nfe" else "seconds of training"
 
 
 @styled
 def gains_figure(result: Result) -> Figure:
     """Draw the gain over the base model at each budget: each seed a dot, mean and 95 % interval
     over seeds."""
-    configs, budgets = result["configs"], judged_at(result)
+    configs, budgets, unit = result["configs"], judged_at(result), units(result)
     figure = Figure(figsize=(9.2, 1.3 + 0.36 * len(configs)), layout="constrained")
     panels = figure.subplots(1, len(budgets), sharex=True, sharey=True, squeeze=False)[0]
     for axes, budget in zip(panels, budgets, strict=True):
@@ -447,10 +488,12 @@ def gains_figure(result: Result) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.9)
         for row, config in enumerate(configs):
             _gain_row(axes, row, config, result, budget)
-        limit = f"{result['budgets'][budget]:,.6g} {axis(budget)}"
+        limit = f"{result['budgets'][budget]:,.6g} {COUNTED[budget]}"
         axes.set_title(f"{LETTERS[budget]} after {limit}")
-        points = ", percentage points" if units(result)[2] else ""
-        axes.set_xlabel(f"gain in {result['settings']['score']} score{points}")
+        gain = f"gain in {result['settings']['score']} score"
+        if unit.name:
+            gain += ", percentage points"
+        axes.set_xlabel(gain)
     panels[0].set_yticks(range(len(configs)), list(names(result).values()), color=INK)
     panels[0].set_ylim(len(configs) - 0.4, -0.6)
     figure.suptitle(
@@ -462,7 +505,7 @@ def gains_figure(result: Result) -> Figure:
 
 
 def _gain_row(axes: Axes, row: int, config: Result, result: Result, budget: str) -> None:
-    found, factor, base = config["summary"][budget], units(result)[0], result["base"]["score"]
+    found, factor, base = config["summary"][budget], units(result).factor, result["base"]["score"]
     if found is None:
         axes.text(0, row, "no run got here", fontsize=7, color=BEST, va="center")
         return
@@ -471,10 +514,12 @@ def _gain_row(axes: Axes, row: int, config: Result, result: Result, budget: str)
         if run["at"][budget]:
             gain = factor * (run["at"][budget]["score"] - base)
             axes.plot(gain, row + 0.27, "o", color=OWN, alpha=0.45, markersize=3.4)
-    # their mean and its interval
-    mean, low, high = (math.nan if value is None else factor * value for value in found["gain"])
+    # their mean and its interval, where there is one
+    mean, low, high = factor * np.array(found["gain"], float)
     axes.plot([low, high], [row, row], color=OWN, linewidth=1.6, zorder=3)
-    face = OWN if found["beats_base"] else "white"
+    face = "white"
+    if found["beats_base"]:
+        face = OWN
     axes.plot(mean, row, "D", color=OWN, markerfacecolor=face, markersize=5, zorder=4)
 
 
@@ -485,8 +530,11 @@ def accuracy_figure(result: Result, x: str) -> Figure:
 
     The line is the mean over seeds at each mark, the band their range; axes are shared.
     """
-    configs, (factor, digits, unit) = result["configs"], units(result)
-    curves = {config["name"]: mean_curve(config, result["base"], x) for config in configs}
+    configs, unit, shown = result["configs"], units(result), names(result)
+    # the places of each config's curve, its mean, its lowest and its highest seed
+    curves, scale = {}, [1.0, *[unit.factor] * 3]
+    for config in configs:
+        curves[config["name"]] = (np.array(mean_curve(config, result["base"], x)) * scale).T
     columns = min(4, len(configs))
     rows = -(-len(configs) // columns)
     size = (0.95 + 2.35 * max(columns, 2), 1.2 + 1.75 * rows)
@@ -496,30 +544,26 @@ def accuracy_figure(result: Result, x: str) -> Figure:
         grid_along(axes)
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.axhline(factor * result["base"]["score"], color=INK, linewidth=0.8, linestyle=DASHED)
+        base = unit.factor * result["base"]["score"]
+        axes.axhline(base, color=INK, linewidth=0.8, linestyle=DASHED)
         axes.axvline(result["budgets"][x], color=EDGE, linewidth=0.8, linestyle=":")
         # the others, the best of them in a colour of its own
-        for name, some in curves.items():
+        colors = dict.fromkeys(curves, OTHER) | {configs[0]["name"]: BEST}
+        for name, (at, mean, _, _) in curves.items():
             if name != config["name"]:
-                color = BEST if name == configs[0]["name"] else OTHER
-                means = [factor * point.mean for point in some]
-                axes.plot([point.x for point in some], means, color=color, linewidth=0.9)
+                axes.plot(at, mean, color=colors[name], linewidth=0.9)
         # its own
-        mine = curves[config["name"]]
-        at = [point.x for point in mine]
-        low = [factor * point.low for point in mine]
-        high = [factor * point.high for point in mine]
+        at, mean, low, high = curves[config["name"]]
         axes.fill_between(at, low, high, color=OWN, alpha=0.22, linewidth=0)
-        axes.plot(at, [factor * point.mean for point in mine], color=OWN, marker="o", markersize=3)
+        axes.plot(at, mean, color=OWN, marker="o", markersize=3)
         # its name, and the score at the budget
-        found = config["summary"][x]
-        axes.set_title(names(result)[config["name"]])
-        score = f"{factor * found['mean']:.{digits}f}" if found else ""
-        axes.set_title(score, loc="right", color=OWN)
+        axes.set_title(shown[config["name"]])
+        if config["summary"][x]:
+            axes.set_title(unit.text(config["summary"][x]["mean"]), loc="right", color=OWN)
     for axes in panels[len(configs) :]:
         axes.remove()
-    figure.supxlabel(axis(x), fontsize=9)
-    figure.supylabel(f"held-out {result['settings']['score']} score{unit}", fontsize=9)
+    figure.supxlabel(COUNTED[x], fontsize=9)
+    figure.supylabel(f"held-out {result['settings']['score']} score{unit.name}", fontsize=9)
     figure.suptitle(
         "Blue: mean and range of seeds; orange: the best config; dashed: the base model; dotted: "
         "the budget",

@@ -14,12 +14,13 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import only, without, write_json, write_text
 from flowrl.evaluation.contents import own_functions
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import Budgets, check_same_run
@@ -96,15 +97,19 @@ class Tuning(NamedTuple):
     @property
     def search(self) -> Sampler:
         """Return the sampler, also where none was named."""
-        few = combinations(self.space) <= (self.trials or TRIALS)
-        return self.sampler or ("grid" if few else "tpe")
+        if self.sampler is not None:
+            return self.sampler
+        if combinations(self.space) <= (self.trials or TRIALS):
+            return "grid"
+        return "tpe"
 
     @property
     def most(self) -> int:
         """Return how many trials there are to be."""
-        total = combinations(self.space) if self.search == "grid" else math.inf
-        wanted = self.trials or (total if self.search == "grid" else TRIALS)
-        return int(min(wanted, total))
+        if self.search != "grid":
+            return self.trials or TRIALS
+        total = combinations(self.space)
+        return int(min(self.trials or total, total))
 
 
 class _Pruned(RunError):
@@ -126,8 +131,7 @@ def run_tuning(what: Tuning, *, quiet: bool = False) -> Result:
         # the study, and what its trials are measured against
         study = _opened(what, own)
         base = base_of(what.out, own, Trainer(own))
-        kept = {key: base[key] for key in ("score", "interval", "images", "tasks")}
-        study.set_user_attr("base", kept)
+        study.set_user_attr("base", only(base, ("score", "interval", "images", "tasks")))
         search = _Search(what, study, base, stop, quiet)
         search.run()
     result = result_of(study)
@@ -230,14 +234,14 @@ def _checked(
     return config
 
 
-def _text(config: Mapping[str, Any], without: Sequence[str]) -> str:
+def _text(config: Mapping[str, Any], but: Sequence[str]) -> str:
     """Set a config as text, to tell whether two are alike in what is not left out."""
-    return json.dumps({key: config[key] for key in config if key not in without})
+    return json.dumps(without(config, *but))
 
 
 def changes_of(values: Mapping[str, Value]) -> list[str]:
     """Return the overrides of a trial."""
-    return [change(key, value) for key, value in values.items()]
+    return list(starmap(change, values.items()))
 
 
 # the study
@@ -309,7 +313,9 @@ def _sampler(what: Tuning, number: int) -> Any:
 
     code = hashlib.sha256(f"{what.sampler_seed} {number}".encode()).digest()
     seed = int.from_bytes(code[:4], "big")
-    return TPESampler(seed=seed) if what.search == "tpe" else RandomSampler(seed)
+    if what.search == "tpe":
+        return TPESampler(seed=seed)
+    return RandomSampler(seed)
 
 
 def _next_of_grid(what: Tuning, tried: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
@@ -327,7 +333,9 @@ def _pruner(what: Tuning) -> Any:
 
     if what.pruner == "median":
         return MedianPruner()
-    return HyperbandPruner(1, what.points) if what.pruner == "hyperband" else NopPruner()
+    if what.pruner == "hyperband":
+        return HyperbandPruner(1, what.points)
+    return NopPruner()
 
 
 class _Search:
@@ -400,8 +408,9 @@ class _Search:
         runs = []
         try:
             for place, run in enumerate(self._asked(changes)):
-                # the pruner looks at the first seed
-                watch = _Watch(self.what, number, _Pruned) if place == 0 else None
+                watch = None
+                if place == 0:  # which the pruner looks at
+                    watch = _Watch(self.what, number, _Pruned)
                 found = run._replace(judged=watch).spend(self.stop, quiet=self.quiet)
                 check_judged(found, self.base, run.folder)
                 runs.append(_short(found))
@@ -470,7 +479,7 @@ def _nothing(run: Asked) -> None:
 def _short(found: Result) -> Result:
     """Return what a study keeps of a run."""
     at = found["at"]["nfe"] or {}
-    run = {key: found[key] for key in ("seed", "failed", "iterations", "nfe", "seconds")}
+    run = only(found, ("seed", "failed", "iterations", "nfe", "seconds"))
     return {**run, **{key: at.get(key) for key in ("score", "interval", "tasks")}}
 
 
@@ -500,9 +509,10 @@ def _trial_row(trial: FrozenTrial) -> Result:
     """Return a trial as plain data; one that failed or was given up has no score."""
     changes = changes_of(trial.params)
     values = {key: str(value) for key, value in trial.params.items()}
-    score = trial.value if trial.state.name == "COMPLETE" else None
     row = {"number": trial.number, "state": trial.state.name.lower(), "values": values}
-    row |= {"score": score, "changes": changes, "folder": folder_of(changes)}
+    row |= {"score": None, "changes": changes, "folder": folder_of(changes)}
+    if trial.state.name == "COMPLETE":
+        row["score"] = trial.value
     return {**row, "runs": [], "why": "", **trial.user_attrs.get(ABOUT, {})}
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from flowrl.core.files import write_text
-from flowrl.core.tables import fixed_digits, markdown_table
+from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.search_space import one_line
-from flowrl.runs.compare.tables import unit_of
+from flowrl.runs.compare.tables import Unit, unit_of
 from flowrl.runs.compare.tune import Result, open_study
 
 TABLE = "result.md"
@@ -20,16 +21,19 @@ TABLE = "result.md"
 def tuning_rows(result: Result) -> list[list[str]]:
     """Return the table: a row per trial, the best first and marked, those without a score last; the
     base model at the end."""
-    keys, tasks, shown = list(result["space"]), list(result["base"]["tasks"]), _number(result)
-    rows = [["trial", f"{result['score']}{_unit(result)[2]}", "iterations", *keys, *tasks]]
+    keys, base, unit = list(result["space"]), result["base"], _unit(result)
+    rows = [["trial", f"{result['score']}{unit.name}", "iterations", *keys, *base["tasks"]]]
     for trial in sorted(result["trials"], key=_rank):
-        name = f"{trial['number']}{'*' if trial['number'] == result['best'] else ''}"
-        score = trial["state"] if trial["score"] is None else shown(trial["score"])
-        values = [_value(trial["values"].get(key, "")) for key in keys]
-        means = [shown(mean) for mean in _means(trial, tasks)]
-        rows.append([name, score, _span(trial), *values, *(means or [""] * len(tasks))])
-    own = [shown(result["base"]["tasks"][task]) for task in tasks]
-    return [*rows, ["base", shown(result["base"]["score"]), "", *[""] * len(keys), *own]]
+        name, values = str(trial["number"]), [_value(trial["values"].get(key, "")) for key in keys]
+        if trial["number"] == result["best"]:
+            name += "*"
+        # one that has no score says what became of it
+        score, means = trial["state"], [""] * len(base["tasks"])
+        if trial["score"] is not None:
+            score, means = unit.text(trial["score"]), _means(trial, base["tasks"], unit)
+        rows.append([name, score, _span(trial), *values, *means])
+    own = map(unit.text, base["tasks"].values())
+    return [*rows, ["base", unit.text(base["score"]), "", *[""] * len(keys), *own]]
 
 
 def tuning_notes(result: Result) -> list[str]:
@@ -72,6 +76,7 @@ def draw_study(out: Path) -> list[Path]:
     """Draw the study in a folder with Optuna: scores over trials and over each key's values, which
     key matters, and the evaluations that a pruner saw -> the files."""
     import matplotlib.pyplot as plt
+    from optuna import Study
     from optuna.exceptions import ExperimentalWarning
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import matplotlib as drawn
@@ -80,23 +85,22 @@ def draw_study(out: Path) -> list[Path]:
 
     study, files = open_study(out), []
     whole = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    pictures: dict[str, Callable[[], Any]] = {}
+    pictures: dict[str, Callable[[Study], Any]] = {}
     if whole:
-        pictures["history"] = lambda: drawn.plot_optimization_history(study)
-        pictures["slice"] = lambda: drawn.plot_slice(study)
+        pictures["history"] = drawn.plot_optimization_history
+        pictures["slice"] = drawn.plot_slice
     if any(trial.intermediate_values for trial in study.trials):
-        pictures["evaluations"] = lambda: drawn.plot_intermediate_values(study)
+        pictures["evaluations"] = drawn.plot_intermediate_values
     if len({trial.value for trial in whole}) > 2:
-        pictures["importance"] = lambda: drawn.plot_param_importances(
-            study, evaluator=PedAnovaImportanceEvaluator()
-        )
+        by = PedAnovaImportanceEvaluator()
+        pictures["importance"] = partial(drawn.plot_param_importances, evaluator=by)
     # pyplot belongs to a user's program as well: what was drawn is closed again
     for name, draw in pictures.items():
         before = set(plt.get_fignums())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             warnings.simplefilter("ignore", UserWarning)  # of matplotlib, for one value of a key
-            draw()
+            draw(study)
         files.append(out / f"{name}.png")
         save_figure(plt.gcf(), files[-1], dpi=130)
         for number in set(plt.get_fignums()) - before:
@@ -104,17 +108,12 @@ def draw_study(out: Path) -> list[Path]:
     return files
 
 
-def _unit(result: Result) -> tuple[float, int, str]:
-    """Return factor, digits and unit of all scores that were measured."""
+def _unit(result: Result) -> Unit:
+    """Return the unit of all scores that were measured."""
     scores = [result["base"]["score"]]
     for trial in result["trials"]:
         scores += [run["score"] for run in trial["runs"] if run["score"] is not None]
     return unit_of(scores)
-
-
-def _number(result: Result) -> Callable[[float], str]:
-    factor, digits, _ = _unit(result)
-    return lambda value: fixed_digits(factor * value, digits)
 
 
 def _value(text: str) -> str:
@@ -128,8 +127,8 @@ def _value(text: str) -> str:
 def _span(trial: Result) -> str:
     """Say how many iterations the runs of a trial made."""
     counts = sorted({run["iterations"] for run in trial["runs"]})
-    ends = dict.fromkeys(str(count) for count in counts[:1] + counts[-1:])
-    return " to ".join(ends)
+    ends = dict.fromkeys(counts[:1] + counts[-1:])
+    return " to ".join(map(str, ends))
 
 
 def _rank(trial: Result) -> tuple[bool, float]:
@@ -137,11 +136,10 @@ def _rank(trial: Result) -> tuple[bool, float]:
     return trial["score"] is None, -(trial["score"] or 0.0)
 
 
-def _means(trial: Result, tasks: Sequence[str]) -> list[float]:
-    """Return the mean of each task over a trial's seeds; none without a score."""
-    if trial["score"] is None:
-        return []
+def _means(trial: Result, tasks: Iterable[str], unit: Unit) -> list[str]:
+    """Write the mean of each task over a trial's seeds."""
     means = []
     for task in tasks:
-        means.append(fmean(run["tasks"][task] for run in trial["runs"]))
+        mean = fmean(run["tasks"][task] for run in trial["runs"])
+        means.append(unit.text(mean))
     return means

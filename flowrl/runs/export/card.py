@@ -40,10 +40,11 @@ from flowrl.runs.folder import (
     read_object,
     read_rows,
 )
-from flowrl.runs.gain import base_is_best, gain_of
-from flowrl.runs.report.page import UNKNOWN, score_cell
+from flowrl.runs.gain import gain_of, verdict_lines
+from flowrl.runs.report.page import DASH, UNKNOWN, score_cell
 
 CARD = "README.md"
+CHOSEN = [axis for axis in AXES if axis != "rewards"]  # which have a table of their own
 VERSIONS = ("flowrl", "python", "torch", "diffusers", "transformers", "peft")
 Table = list[list[str]]
 
@@ -51,14 +52,16 @@ Table = list[list[str]]
 def write_card(facts: CardFacts, folder: Path) -> None:
     """Write README.md, and copy the run's grid of samples if there is one. Raise RunError if a log
     is damaged."""
-    grid = (facts.run / GRID).is_file()
-    if grid:
+    grid = ""
+    if (facts.run / GRID).is_file():
+        grid = GRID
         shutil.copyfile(facts.run / GRID, folder / GRID)
     write_text(folder / CARD, card(facts, grid=grid))
 
 
-def card(facts: CardFacts, *, grid: bool) -> str:
-    """Return the text of the card. Nothing in it names a place on a machine or in a network."""
+def card(facts: CardFacts, *, grid: str) -> str:
+    """Return the text of the card, which shows the picture `grid` beside it, if there is one.
+    Nothing in it names a place on a machine or in a network."""
     c = facts.config
     return template("model_card.md").render(
         front_matter=_front_matter(facts),
@@ -70,7 +73,7 @@ def card(facts: CardFacts, *, grid: bool) -> str:
         lora=facts.lora,
         base=facts.base,
         quantize=_quantized(c),
-        grid=GRID if grid else "",
+        grid=grid,
         files=files_of(facts),
         usage=usage(facts),
         # the run
@@ -88,8 +91,9 @@ def card(facts: CardFacts, *, grid: bool) -> str:
 def base_name(config: Config) -> str:
     """Return the hub id of a config's base model, "" if it is a folder, or was in memory."""
     path = str(config.model.kwargs.get("path", ""))
-    known = path and path != PYTHON and not isinstance(locate(path), Path)
-    return path if known else ""
+    if not path or path == PYTHON or isinstance(locate(path), Path):
+        return ""
+    return path
 
 
 _MARKS = re.compile(r"([\\`*\[\]<>|#~!&$])")
@@ -112,8 +116,9 @@ def _front_matter(facts: CardFacts) -> str:
     kind = task_of(facts)
     about: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": kind}
     if facts.base:
-        relation = "finetune" if facts.formats == ["merged"] else "adapter"
-        about |= {"base_model": facts.base, "base_model_relation": relation}
+        about |= {"base_model": facts.base, "base_model_relation": "adapter"}
+        if facts.formats == ["merged"]:
+            about["base_model_relation"] = "finetune"
     about |= {"license": "other", "license_name": "not-chosen-yet"}
     tags = ["flowrl", "diffusers", kind, "reinforcement-learning"]
     if facts.lora:
@@ -126,7 +131,9 @@ def _front_matter(facts: CardFacts) -> str:
 def _quantized(config: Config) -> str:
     """Return how the base model was quantised in training, "" if it was not."""
     how = (config.model.kwargs.get("runtime") or {}).get("quantize", "none")
-    return "" if how == "none" else str(how)
+    if how == "none":
+        return ""
+    return str(how)
 
 
 # ------------------------------------------------------------------------------------- the training
@@ -136,8 +143,8 @@ def _training(facts: CardFacts) -> Table:
     c, lora = facts.config, facts.lora
     # method, base model and what was chosen on every axis
     rows = [*_described(c), ["base model", facts.base or f"a local folder, `{local(facts)}`"]]
-    for axis in AXES:
-        texts = [] if axis == "rewards" else _calls(c, axis)
+    for axis in CHOSEN:
+        texts = _calls(c, axis)
         if texts:
             rows.append([axis, ", ".join(texts)])
     # numbers
@@ -148,7 +155,9 @@ def _training(facts: CardFacts) -> Table:
     size, (height, width) = f"{c.image.width} x {c.image.height} pixels", c.eval_size
     if (height, width) != (c.image.height, c.image.width):
         size = f"trained at {size}, judged at {width} x {height}"
-    averaged = "moving average (ema)" if facts.weights == "ema" else "the last ones (current)"
+    averaged = "the last ones (current)"
+    if facts.weights == "ema":
+        averaged = "moving average (ema)"
     return [
         *rows,
         ["iterations", f"{facts.iteration} of {c.train.iterations}, each of {per}"],
@@ -175,11 +184,11 @@ def _described(config: Config) -> Table:
         unknown = "not known: the config has none of the names of flowrl's; its parts are below"
         return [["method", unknown]]
     method, name = found
-    shipped = load_config(name)
-    axes = [axis for axis in AXES if axis != "rewards"]
-    other = [axis for axis in axes if getattr(shipped, axis) != getattr(config, axis)]
-    changed = f", changed in {', '.join(other)}" if other else ""
-    rows = [["method", f"{method.name}, flowrl's config `{name}`{changed}"]]
+    shipped, said = load_config(name), f"{method.name}, flowrl's config `{name}`"
+    other = [axis for axis in CHOSEN if getattr(shipped, axis) != getattr(config, axis)]
+    if other:
+        said += f", changed in {', '.join(other)}"
+    rows = [["method", said]]
     if method.paper:
         paper = method.paper
         link = f"[{paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})"
@@ -188,8 +197,9 @@ def _described(config: Config) -> Table:
 
 
 def _calls(config: Config, axis: str) -> list[str]:
-    value = getattr(config, axis)
-    calls = value if isinstance(value, tuple) else [value]
+    calls = getattr(config, axis)
+    if not isinstance(calls, tuple):
+        calls = [calls]
     return [_call(call) for call in calls if isinstance(call, Call)]
 
 
@@ -199,7 +209,9 @@ def _call(call: Call) -> str:
     for key, value in call.to_dict().items():
         if key not in ("fn", "weight") and value is not None:
             given.append(f"{key}: {_inline(value)}")
-    return _code(call.fn) + (f" ({', '.join(given)})" if given else "")
+    if not given:
+        return _code(call.fn)
+    return f"{_code(call.fn)} ({', '.join(given)})"
 
 
 def _inline(value: Any) -> str:
@@ -225,8 +237,10 @@ def _count(path: str) -> str:
 def _rewards(config: Config) -> Table:
     rows = []
     for name, call in config.rewards.items():
-        measured = "" if call.mix else " (only measured)"
-        rows.append([_code(name), _call(call), f"{call.mix:g}{measured}"])
+        mix = f"{call.mix:g}"
+        if call.mix == 0:
+            mix += " (only measured)"
+        rows.append([_code(name), _call(call), mix])
     return rows
 
 
@@ -236,17 +250,22 @@ def _time(run: Path) -> str:
     if not summary:
         return "not known: the run did not come to its end"
     gpus, seconds = machine.get("gpus"), summary.get("seconds")
-    there = gpus if isinstance(gpus, list) else []
-    what = ", ".join(map(str, there)) if there else f"{machine.get('cpus', '?')} CPU cores"
-    took = f"{seconds / 3600:.2f} hours" if is_finite_number(seconds) else "for an unknown time"
+    what, took = f"{machine.get('cpus', '?')} CPU cores", "for an unknown time"
+    if gpus and isinstance(gpus, list):
+        what = ", ".join(map(str, gpus))
+    if is_finite_number(seconds):
+        took = f"{seconds / 3600:.2f} hours"
     return plain(f"{took} on {what}, finished {summary.get('finished', 'at an unknown date')}")
 
 
 def _versions(run: Path) -> Table:
     """Set the versions of the training and of the export side by side."""
     now, then = environment(), read_object(run, ENVIRONMENT)
-    sides = [(name, then.get(name, "not known"), now.get(name)) for name in VERSIONS]
-    return [[name, plain(str(one)), plain(str(other))] for name, one, other in sides]
+    rows = []
+    for name in VERSIONS:
+        known = plain(str(then.get(name, "not known")))
+        rows.append([name, known, plain(str(now.get(name)))])
+    return rows
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -259,9 +278,11 @@ def _results(facts: CardFacts) -> dict[str, Any] | None:
     if len(evals) < 2:
         return None
     # of these very weights
-    same = facts.weights == facts.config.eval.weights
-    own = [row for row in evals if same and row.iteration == facts.iteration]
-    before, after = evals[0], own[0] if own else evals[-1]
+    before, after, own = evals[0], evals[-1], list[Evaluation]()
+    if facts.weights == facts.config.eval.weights:
+        own = [row for row in evals if row.iteration == facts.iteration]
+    if own:
+        after = own[0]
     return {
         "score": _code(after.name),
         "iteration": after.iteration,
@@ -276,19 +297,19 @@ def _verdict(run: Path, iteration: int) -> list[str]:
     """Say what changed from before training to the evaluation of an iteration, and where no
     checkpoint is above the base model."""
     rows = [row for row in read_rows(run, EVALS) if row["iteration"] <= iteration]
-    found = gain_of(rows)
-    lines = [found.sentence if found else "", base_is_best(run)]
-    return [plain(f"{line[0].upper()}{line[1:]}.") for line in lines if line]
+    lines = verdict_lines(gain_of(rows), run)
+    return [plain(f"{line[0].upper()}{line[1:]}.") for line in lines]
 
 
 def _result_rows(run: Path, before: Evaluation, after: Evaluation) -> Table:
     """One row per task, one for all, one per reward."""
     rows = []
-    sides = (before, after)
     for task in dict.fromkeys([*before.tasks, *after.tasks]):
-        rows.append([plain(task), *(score_cell(one.tasks.get(task, UNKNOWN)) for one in sides)])
-    rows.append([f"**all ({plain(after.name)})**", *(score_cell(one.total) for one in sides)])
-    first, last = (_means(run, row.iteration) for row in (before, after))
+        then, now = before.tasks.get(task, UNKNOWN), after.tasks.get(task, UNKNOWN)
+        rows.append([plain(task), score_cell(then), score_cell(now)])
+    whole = f"**all ({plain(after.name)})**"
+    rows.append([whole, score_cell(before.total), score_cell(after.total)])
+    first, last = _means(run, before.iteration), _means(run, after.iteration)
     for name in last:
         rows.append([f"reward {_code(name)}", _number(first.get(name)), _number(last[name])])
     return rows
@@ -301,4 +322,6 @@ def _means(run: Path, iteration: int) -> dict[str, float]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else fixed_digits(value)
+    if value is None:
+        return DASH
+    return fixed_digits(value)

@@ -82,12 +82,12 @@ def trained_part(
         )
     # the trained network
     pipeline, params = model.pipeline(), model.trainable()
-    network = next((part for part in NETWORKS if part in pipeline.components), None)
-    if network is None or not params:
+    networks = [part for part in NETWORKS if part in pipeline.components]
+    if not networks or not params:
         raise ModelError(
             "export: there is nothing to export, the model has no trained weights (tune: none)"
         )
-    values = {key: value.detach().cpu() for key, value in params.items()}
+    network, values = networks[0], {key: value.detach().cpu() for key, value in params.items()}
     if not hasattr(getattr(model, "network", None), SECOND):
         return _part(pipeline, network, values, name, dtype)
     second = _part(pipeline, SECOND, _under(SECOND, values), name, dtype)
@@ -126,9 +126,10 @@ def _layers(values: Mapping[str, Tensor]) -> dict[str, Layer]:
             "export: expected nothing but LoRA matrices A and B among the trained weights of a "
             "LoRA run"
         )
-    layers = {name: Layer(values[name + down], values[name + up]) for name in names}
-    for name, layer in layers.items():
-        if layer.down.dim() != 2:
+    layers = {}
+    for name in names:
+        layers[name] = Layer(values[name + down], values[name + up])
+        if layers[name].down.dim() != 2:
             raise ModelError(
                 f"export: {name} is no linear layer; only LoRA of linear layers can be written"
             )
@@ -189,9 +190,8 @@ def export(
         for name in chosen:
             FORMATS[name](trained, folder)
         write_card(_facts(Path(path), loaded, trained, weights, chosen, out.name), folder)
-        return sorted(
-            file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()
-        )
+        files = filter(Path.is_file, folder.rglob("*"))
+        return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
 def modelspec(
@@ -201,15 +201,19 @@ def modelspec(
     whose names the layers are, `whole` that it is no LoRA."""
     network, scheduler = trained.module(), trained.pipeline.scheduler.config
     kind = modelspec_of(type(network).__name__, network.config)
+    if not whole:
+        kind += "/lora"
     found = {
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": kind if whole else f"{kind}/lora",
+        "modelspec.architecture": kind,
         "modelspec.implementation": code,
         "modelspec.title": trained.name,
         "modelspec.description": "trained by reinforcement learning with flowrl",
     }
     predicts = {"epsilon": "epsilon", "v_prediction": "v"}.get(scheduler.get("prediction_type"))
-    return found | ({"modelspec.prediction_type": predicts} if predicts else {})
+    if predicts:
+        found["modelspec.prediction_type"] = predicts
+    return found
 
 
 def write_lora(trained: TrainedPart, folder: Path) -> None:
@@ -266,7 +270,9 @@ def write_kohya(trained: TrainedPart, folder: Path) -> None:
             scale=part.scale,
             rows=partial(_rows, part),
         )
-        name = _kohya_file(trained) if part is trained else low_noise(_kohya_file(trained))
+        name = _kohya_file(trained)
+        if part is trained.second:
+            name = low_noise(name)
         about = {"format": "pt", **modelspec(part, code="sd-scripts")}
         save_sorted(_cast(tensors, trained.dtype), folder / name, metadata=about)
 
@@ -297,7 +303,13 @@ def kohya_weights(
         places[place.key] = place
     found: dict[str, Tensor] = {}
     for place in places.values():
-        down, up = fuse([layers[name] if name in layers else rows(name) for name in place.parts])
+        parts: list[Layer | int] = []
+        for name in place.parts:
+            if name in layers:
+                parts.append(layers[name])
+            else:
+                parts.append(rows(name))
+        down, up = fuse(parts)
         if place.swapped:
             up = torch.cat(up.chunk(2)[::-1])
         key = "lora_unet_" + place.key.replace(".", "_")
@@ -314,20 +326,19 @@ def fuse(parts: Sequence[Layer | int]) -> Layer:
     down is all of theirs [sum r, in], up [sum out, sum r] has theirs on its diagonal and zeros
     elsewhere, so that ``up @ down`` is the stack of their products.
     """
-    layers = [part for part in parts if isinstance(part, Layer)]
-    down = torch.cat([layer.down for layer in layers])
-    up = down.new_zeros(
-        sum(part if isinstance(part, int) else len(part.up) for part in parts), len(down)
-    )
-    row = column = 0
+    down = torch.cat([part.down for part in parts if isinstance(part, Layer)])
+    # the rows of each, zero but in the columns of its own
+    blocks, column = [], 0
     for part in parts:
         if isinstance(part, int):
-            row += part
+            blocks.append(down.new_zeros(part, len(down)))
             continue
         outputs, rank = part.up.shape
-        up[row : row + outputs, column : column + rank] = part.up
-        row, column = row + outputs, column + rank
-    return Layer(down, up)
+        block = down.new_zeros(outputs, len(down))
+        block[:, column : column + rank] = part.up
+        blocks.append(block)
+        column += rank
+    return Layer(down, torch.cat(blocks))
 
 
 def _rows(trained: TrainedPart, layer: str) -> int:
@@ -338,10 +349,10 @@ def _rows(trained: TrainedPart, layer: str) -> int:
 def write_merged(trained: TrainedPart, folder: Path) -> None:
     """Write a whole pipeline, from the base model's own files and the trained weights, added up in
     float32."""
-    base = _base_folder(trained.pipeline)
-    parts = [part for part in (trained, trained.second) if part]
-    changes = {part.network: _changes(part) for part in parts}
-    specs = {part.network: modelspec(part, whole=True) for part in parts}
+    base, changes, specs = _base_folder(trained.pipeline), {}, {}
+    for part in filter(None, (trained, trained.second)):
+        changes[part.network] = _changes(part)
+        specs[part.network] = modelspec(part, whole=True)
     write_pipeline(base, folder, changes=changes, dtype=trained.dtype, about=specs)
 
 
@@ -354,9 +365,12 @@ def _base_folder(pipeline: Any) -> Path:
         with contextlib.suppress(Exception):  # it is no id, or not here
             folder = Path(snapshot_download(name, local_files_only=True))
     if not name or not (folder / INDEX).is_file():
+        whose = "without one"
+        if name:
+            whose = f"of {name}, which is not here"
         raise ModelError(
-            "merged: expected the folder of the base model, got a pipeline in memory "
-            f"{f'of {name}, which is not here' if name else 'without one'}: {_IN_A_FOLDER}"
+            f"merged: expected the folder of the base model, got a pipeline in memory {whose}: "
+            f"{_IN_A_FOLDER}"
         )
     return folder
 
@@ -370,14 +384,20 @@ _IN_A_FOLDER = (
 def _changes(trained: TrainedPart) -> dict[str, Change]:
     """Return what becomes of each tensor of a network's files."""
 
-    def moved(layer: Layer, stored: Tensor) -> Tensor:
-        return stored.float() + trained.scale * (layer.up.float() @ layer.down.float())
+    found: dict[str, Change] = {}
+    for name, value in trained.weights.items():
+        found[name] = partial(_replaced, value)
+    for name, layer in trained.layers.items():
+        found[f"{name}.weight"] = partial(_moved, layer, trained.scale)
+    return found
 
-    def replaced(value: Tensor, stored: Tensor) -> Tensor:
-        return value.float()
 
-    found: dict[str, Change] = {k: partial(replaced, v) for k, v in trained.weights.items()}
-    return found | {f"{k}.weight": partial(moved, layer) for k, layer in trained.layers.items()}
+def _moved(layer: Layer, scale: float, stored: Tensor) -> Tensor:
+    return stored.float() + scale * (layer.up.float() @ layer.down.float())
+
+
+def _replaced(value: Tensor, stored: Tensor) -> Tensor:
+    return value.float()
 
 
 FORMATS: dict[str, Callable[[TrainedPart, Path], None]] = {
@@ -421,8 +441,10 @@ def _dtype(config: Config, run: Path) -> str:
     if name != "auto":
         return name
     device, machine = str(config.model.kwargs["device"]), read_object(run, ENVIRONMENT)
-    if device == "auto" and machine:
-        device = "cuda" if machine.get("gpus") else "cpu"
+    if device == "auto" and machine.get("gpus"):
+        device = "cuda"
+    elif device == "auto" and machine:
+        device = "cpu"
     return str(pick_dtype(name, named_device(device, "model"))).removeprefix("torch.")
 
 
@@ -443,24 +465,27 @@ def _choose(formats: Sequence[str], trained: TrainedPart) -> list[str]:
     """Return the formats, each once, in the order of FORMATS. Raise ConfigError for one that does
     not fit."""
     reads = hasattr(trained.pipeline, "save_lora_weights")
+    if not formats and not trained.layers:
+        return ["merged"]
+    if not formats and not reads:
+        return ["peft"]
     if not formats:
-        return [("lora" if reads else "peft") if trained.layers else "merged"]
-    wrong = [name for name in formats if name != "merged" and not trained.layers]
-    if wrong:
-        raise ConfigError(
-            f"export: the format {wrong[0]} is for LoRA, but the run trained whole layers "
-            "(model.tune is full); take --format merged"
-        )
+        return ["lora"]
+    for name in formats:
+        if name != "merged" and not trained.layers:
+            raise ConfigError(
+                f"export: the format {name} is for LoRA, but the run trained whole layers "
+                "(model.tune is full); take --format merged"
+            )
     if "lora" in formats and not reads:
         raise ConfigError(
             f"export: diffusers reads no LoRA into a {type(trained.pipeline).__name__}; take "
             "--format peft or merged"
         )
-    one = [name for name in formats if name == "peft"]
-    if one and trained.second is not None:
+    if "peft" in formats and trained.second is not None:
         raise ConfigError(
-            f"export: the format {one[0]} holds one network, but two were trained; "
-            "take --format lora, kohya or merged"
+            "export: the format peft holds one network, but two were trained; take --format lora, "
+            "kohya or merged"
         )
     return [name for name in FORMATS if name in formats]
 
@@ -478,5 +503,6 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str,
 
 
 def _kohya_file(trained: TrainedPart) -> str:
-    ending = "-high-noise" if trained.second is not None else ""
-    return f"{trained.name}-kohya{ending}.safetensors"
+    if trained.second is not None:
+        return f"{trained.name}-kohya-high-noise.safetensors"
+    return f"{trained.name}-kohya.safetensors"

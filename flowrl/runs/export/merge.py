@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -49,22 +50,24 @@ def merge_lora(base: str, lora: str, out: str) -> None:
     if target.exists():
         raise RunError(f"{target} is there already: name another folder")
     index = read_json(folder / INDEX, dict[str, Any], error=ModelError)
-    entries = {name: index.get(name) for name in (*NETWORKS, SECOND)}
-    parts = [name for name, entry in entries.items() if isinstance(entry, list) and entry[1:]]
-    parts = [name for name in parts if isinstance(index[name][1], str) and index[name][1]]
-    if not parts:
+    networks, changes = {}, dict[str, dict[str, Change]]()
+    for name in (*NETWORKS, SECOND):
+        entry = index.get(name)
+        if isinstance(entry, list) and entry[1:] and entry[1] and isinstance(entry[1], str):
+            networks[f"{name}."] = hollow_network(folder / name, entry[1], torch.float32)
+            changes[name] = {}
+    if not networks:
         raise ModelError(
             f"{folder / INDEX}: expected one of {', '.join((*NETWORKS, SECOND))} in it"
         )
-    networks = {}
-    for name in parts:
-        prefix = f"{name}." if len(parts) > 1 else ""
-        networks[prefix] = hollow_network(folder / name, index[name][1], torch.float32)
-    # what the file adds to each of their tensors
-    changes: dict[str, dict[str, Change]] = {name: {} for name in parts}
+    # what the file adds to each of their tensors; of one network layers have their own names
+    first = next(iter(changes))
+    if len(networks) == 1:
+        networks = {"": networks[f"{first}."]}
     for layer, update in read_lora(Path(lora), networks).updates.items():
-        part = next((name for name in parts if layer.startswith(f"{name}.")), parts[0])
-        name = layer.removeprefix(f"{part}.") if len(parts) > 1 else layer
+        part, name = first, layer
+        if len(networks) > 1:
+            part, _, name = layer.partition(".")
         changes[part][f"{name}.weight"] = partial(_moved, update)
     with replacing(target) as draft:
         draft.mkdir()
@@ -99,7 +102,9 @@ def write_pipeline(
         raise ModelError(
             f"{base / INDEX}: expected names of letters, digits and _, got {strange[0]!r}"
         )
-    missing = {(part, name) for part, tensors in changes.items() for name in tensors}
+    missing = set[tuple[str, str]]()
+    for name, some in changes.items():
+        missing.update(product([name], some))
     total = len(missing)
     for name, entry in index.items():
         if not isinstance(entry, list) or entry[:1] in ([], [None]):
@@ -134,9 +139,11 @@ def _write_part(
     variant alone, the files get the names of one without."""
     out.mkdir()
     found: set[str] = set()
-    weighty = any(source.glob("*.safetensors"))
-    files, variant = weight_files(source) if weighty else ([], None)
-    middle = f".{variant}" if variant else ""
+    files, middle = list[Path](), ""
+    if any(source.glob("*.safetensors")):
+        files, variant = weight_files(source)
+        if variant:
+            middle = f".{variant}"
     for file in sorted(source.iterdir()):
         target = out / file.name.replace(middle, "", 1)
         if file in files and (changes or dtype is not None):
@@ -166,9 +173,9 @@ def _write_tensors(
             if name in changes:
                 check_wide(kinds_of({name: value}), file)  # packed numbers cannot take an addition
                 value = changes[name](value)
-            tensors[name] = (
-                value.to(dtype) if dtype is not None and value.is_floating_point() else value
-            )
+            if dtype is not None and value.is_floating_point():
+                value = value.to(dtype)
+            tensors[name] = value
     save_sorted(tensors, out, metadata=about)
     return changes.keys() & tensors.keys()
 
@@ -184,17 +191,13 @@ def _set_size(index: Path, files: Iterable[Path]) -> None:
     index.write_text(json.dumps(shards, indent=2) + "\n", encoding="utf-8")
 
 
-def save_sorted(
-    tensors: Mapping[str, Tensor], file: Path, *, metadata: Mapping[str, str] | None
-) -> None:
+def save_sorted(tensors: Mapping[str, Tensor], file: Path, *, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file whose metadata is in the order of its keys, so that two files of the
     same content are the same bytes; the library takes any order."""
-    save_file(dict(tensors), file, metadata=dict(metadata) if metadata else None)
+    save_file(dict(tensors), file, metadata=dict(metadata))
     with file.open("r+b") as stored:
         length = int.from_bytes(stored.read(8), "little")
         header = json.loads(stored.read(length))
-        if "__metadata__" not in header:
-            return
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) <= length:

@@ -93,8 +93,9 @@ def shown(value: Any) -> Any:
         return value
     if "://" in value:
         return "(address left out)"
-    is_path = re.match(r"[/~\\]|\.\.|\w:[/\\]", value)
-    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_path else value
+    if re.match(r"[/~\\]|\.\.|\w:[/\\]", value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    return value
 
 
 def usage(facts: CardFacts) -> str:
@@ -115,8 +116,7 @@ def usage(facts: CardFacts) -> str:
 
 def fenced(language: str, code: str) -> str:
     """Return a block of code that nothing in it can end."""
-    runs = [len(run) for run in re.findall(r"`{3,}", code)]
-    fence = "`" * max([3, *(length + 1 for length in runs)])
+    fence = max(re.findall(r"`{3,}", code), key=len, default="``") + "`"
     return f"{fence}{language}\n{code.strip()}\n{fence}"
 
 
@@ -133,13 +133,17 @@ def files_of(facts: CardFacts) -> list[list[str]]:
 
 def task_of(facts: CardFacts) -> str:
     """Return what a hub calls the model's task: "text-to-image", "image-to-video" and so on."""
-    start = "image" if facts.starts else "text"
-    return f"{start}-to-{'video' if _films(facts) else 'image'}"
+    start, end = "text", "image"
+    if facts.starts:
+        start = "image"
+    if _films(facts):
+        end = "video"
+    return f"{start}-to-{end}"
 
 
 def _code(facts: CardFacts) -> str:
     """Return the code itself, from its template."""
-    first, kind, config = facts.formats[0], type(facts.pipeline).__name__, facts.config
+    kind, config = type(facts.pipeline).__name__, facts.config
     video, films = stated(config).video, _films(facts)
     # what samples as the run did
     schedulers: list[tuple[str, str]] = []
@@ -149,32 +153,57 @@ def _code(facts: CardFacts) -> str:
         schedulers.append(("DDIMScheduler", how))
     if video:
         schedulers.append(_euler(facts.pipeline.scheduler))
-    # by name: the first argument of some pipelines is the image
-    call = [start_argument(facts.starts)] if facts.starts else []
-    call += [f"prompt={_quoted(_prompt(facts))}", *call_arguments(config), *_no_rewriting(facts)]
-    call += ['output_type="pil"'] * video
-    # weights that were merged are a whole pipeline; others go into the base model
-    base = facts.folder if first == "merged" else facts.base or local(facts)
-    other = low_noise(facts.kohya) if first == "kohya" else SECOND_LORA_FILE
+    # what the call gives, and how it is saved
+    made, taken, saved = "image", "images[0]", SAVED
+    if films:
+        made, taken, saved = "video", "frames[0]", f'export_to_gif(video, "video.gif", fps={FPS})'
+    elif video:
+        taken = "frames[0][0]"
     return template("usage.txt").render(
-        classes=sorted({kind, *(name for name, _ in schedulers)}),
+        classes=sorted({kind, *dict(schedulers)}),
         tools=["export_to_gif"] * films + ["load_image"] * bool(facts.starts),
-        first=first,
+        first=facts.formats[0],
         kind=kind,
-        source=[_quoted(base), *_options(facts)],
         network=facts.network,
-        folder=_quoted(facts.folder),
-        file=_quoted(facts.kohya if first == "kohya" else LORA_FILE),
         # of some classes of diffusers the network alone takes a LoRA
         reads=hasattr(facts.pipeline, "load_lora_weights"),
-        second=_quoted(other) if facts.second and first in ("lora", "kohya") else "",
         schedulers=schedulers,
         negative=negative_lines(config),
-        call=call,
-        made="video" if films else "image",
-        taken="frames[0]" if films else "frames[0][0]" if video else "images[0]",
-        saved=f'export_to_gif(video, "video.gif", fps={FPS})' if films else SAVED,
+        call=_call(facts),
+        made=made,
+        taken=taken,
+        saved=saved,
+        **_sources(facts),
     )
+
+
+def _call(facts: CardFacts) -> list[str]:
+    """Return the arguments of the pipeline's call, by name: the first one of some pipelines is the
+    image."""
+    call = [f"prompt={_quoted(_prompt(facts))}", *call_arguments(facts.config)]
+    call += _no_rewriting(facts)
+    if facts.starts:
+        call.insert(0, start_argument(facts.starts))
+    if stated(facts.config).video:
+        call.append('output_type="pil"')
+    return call
+
+
+def _sources(facts: CardFacts) -> dict[str, Any]:
+    """Return what is loaded, as code: the pipeline with its options, and the files of a LoRA."""
+    first, base = facts.formats[0], facts.base or local(facts)
+    file, second = LORA_FILE, ""
+    # weights that were merged are a whole pipeline; others go into the base model
+    if first == "merged":
+        base = facts.folder
+    elif first == "kohya":
+        file = facts.kohya
+    if facts.second and first == "lora":
+        second = _quoted(SECOND_LORA_FILE)
+    elif facts.second and first == "kohya":
+        second = _quoted(low_noise(facts.kohya))
+    files = {"folder": _quoted(facts.folder), "file": _quoted(file), "second": second}
+    return {"source": [_quoted(base), *_options(facts)], **files}
 
 
 def _films(facts: CardFacts) -> bool:
@@ -227,14 +256,16 @@ def _caveat(facts: CardFacts) -> str:
 
 def _options(facts: CardFacts) -> list[str]:
     """Return what `from_pretrained` has to be told besides the folder."""
-    dtype = facts.dtype
-    options = [f"torch_dtype=torch.{dtype}"] if dtype != "float32" else []
-    if options and stated(facts.config).video:  # parts that stay in float32
-        named = [n for n in ("vae", "image_encoder") if facts.pipeline.components.get(n)]
-        wide = "".join(f'"{name}": torch.float32, ' for name in named)
-        options = [f'torch_dtype={{{wide}"default": torch.{dtype}}}']
+    parts, dtype, options = facts.pipeline.components, f"torch.{facts.dtype}", list[str]()
+    if stated(facts.config).video:  # parts that stay in float32
+        wide = ""
+        for name in ("vae", "image_encoder"):
+            if parts.get(name):
+                wide += f'"{name}": torch.float32, '
+        dtype = f'{{{wide}"default": {dtype}}}'
+    if facts.dtype != "float32":
+        options.append(f"torch_dtype={dtype}")
     # parts that the run left out
-    parts = facts.pipeline.components
     for name in ("text_encoder_3", "tokenizer_3"):
         if name in parts and parts[name] is None:
             options.append(f"{name}=None")
@@ -256,7 +287,9 @@ def _quoted(text: str) -> str:
 def local(facts: CardFacts) -> str:
     """Return the base model's path as a card may show it."""
     path = str(facts.config.model.kwargs.get("path", PYTHON))
-    return "base-model" if path == PYTHON else str(shown(path))
+    if path == PYTHON:
+        return "base-model"
+    return str(shown(path))
 
 
 def call_arguments(config: Config) -> list[str]:
@@ -302,13 +335,17 @@ def start_count(config: Config, run: Path) -> int:
 
 def start_files(count: int) -> list[str]:
     """Name the files that a card's code loads."""
-    return ["source.png"] if count == 1 else [f"source-{n}.png" for n in range(1, count + 1)]
+    if count == 1:
+        return ["source.png"]
+    return [f"source-{n}.png" for n in range(1, count + 1)]
 
 
 def start_argument(count: int) -> str:
     """Return the argument of the pipeline's call: one image, or a list of them."""
-    loaded = [f'load_image("{file}")' for file in start_files(count)]
-    return f"image={loaded[0]}" if count == 1 else f"image=[{', '.join(loaded)}]"
+    loaded = ", ".join(f'load_image("{file}")' for file in start_files(count))
+    if count == 1:
+        return f"image={loaded}"
+    return f"image=[{loaded}]"
 
 
 def start_note(config: Config, count: int) -> str:
@@ -316,7 +353,10 @@ def start_note(config: Config, count: int) -> str:
     if not count:
         return ""
     files, (height, width) = start_files(count), config.eval_size
-    named = " and ".join(f"`{file}`" for file in files) if count < 3 else f"`{files[0]}` and so on"
-    what = "is the image" if count == 1 else "are the images"
-    note = f"{named} {what} to start from; the run scaled its own to {width} x {height} pixels."
+    what = f"`{files[0]}` and so on are the images"
+    if count == 1:
+        what = f"`{files[0]}` is the image"
+    elif count == 2:
+        what = f"`{files[0]}` and `{files[1]}` are the images"
+    note = f"{what} to start from; the run scaled its own to {width} x {height} pixels."
     return f"\n\n{note}{stated(config).source_note(config.model.kwargs)}"

@@ -84,8 +84,12 @@ class Verified(_Record):
         """Say it in a table: "3 seeds (0.1.0)"; of this version without the bracket."""
         if self.level == "dry run":
             return self.level
-        what = f"{self.seeds} seeds" if self.level == "seeds" else "once"
-        return what if self.version in ("", __version__) else f"{what} ({self.version})"
+        what = "once"
+        if self.level == "seeds":
+            what = f"{self.seeds} seeds"
+        if self.version in ("", __version__):
+            return what
+        return f"{what} ({self.version})"
 
 
 class PublishedMethod(_Record):
@@ -110,22 +114,22 @@ class PublishedMethod(_Record):
     def configs(self) -> list[str]:
         """Return the names of its configs, the smallest model first: all that are named after it
         or a variant of it, but for those that another method names with their folder."""
-        others = [name for method in load_methods() if method != self for name in method.variants]
-        tails = (self.slug, *self.variants)
-        mine = {n for n in list_configs() if n in tails or n.rpartition("/")[2] in tails}
-        return sorted(mine.difference(n for n in others if "/" in n), key=self._place)
+        tails = {self.slug, *self.variants}
+        mine = {name for name in list_configs() if tails & {name, name.rpartition("/")[2]}}
+        for method in load_methods():
+            if method != self:
+                mine.difference_update(name for name in method.variants if "/" in name)
+        return sorted(mine, key=self._place)
 
     def _place(self, name: str) -> tuple[int, bool, str]:
-        place = name.partition("/")[0]
-        first = _first_places()
-        number = first.index(place) if place in first else len(first)
+        number = _first_places().get(name.partition("/")[0], _FIRST)
         return number, not name.endswith(f"/{self.slug}"), name
 
 
 @functools.cache
-def _first_places() -> list[str]:
+def _first_places() -> dict[str, int]:
     places = Counter(name.partition("/")[0] for name in list_configs())
-    return [place for place, _ in places.most_common(_FIRST)]
+    return {place: number for number, (place, _) in enumerate(places.most_common(_FIRST))}
 
 
 @functools.cache
@@ -175,12 +179,13 @@ def describe_method(method: PublishedMethod, *, cost: bool = False) -> dict[str,
     its plan. Raises ConfigError for a config that cannot be trained.
     """
     public = method.model_dump(exclude={"variants", "page", "verified"})
-    configs: list[dict[str, Any]] = []
+    configs = []
     for name in method.configs:
         tried = method.verified.get(name, Verified()).model_dump()
-        configs.append({"config": name, "axes": _axes(name), "verified": tried})
-    if cost:
-        configs = [{**config, **_cost(str(config["config"]))} for config in configs]
+        config = {"config": name, "axes": _axes(name), "verified": tried}
+        if cost:
+            config |= _cost(name)
+        configs.append(config)
     return {**public, "meaning": MEANING[method.status], "configs": configs}
 
 
@@ -191,9 +196,11 @@ def tried(levels: Mapping[str, Verified], mark: str = "") -> str:
     for name, one in levels.items():
         by_words.setdefault(one.words, []).append(f"{mark}{name}{mark}")
     rest = by_words.pop("dry run", [])
+    if not by_words and rest:
+        return "dry run"
     parts = [f"{words}: {' '.join(names)}" for words, names in by_words.items()]
     if rest:
-        parts.append("else dry run" if parts else "dry run")
+        parts.append("else dry run")
     return "; ".join(parts)
 
 
@@ -202,7 +209,10 @@ def status_words(status: str, parts: Mapping[str, str], mark: str = "") -> str:
     `mark` goes around names."""
     by_status: dict[str, list[str]] = {}
     for part, other in parts.items():
-        by_status.setdefault(other, []).append(part if " " in part else f"{mark}{part}{mark}")
+        name = part
+        if " " not in part:
+            name = f"{mark}{part}{mark}"
+        by_status.setdefault(other, []).append(name)
     return "; ".join([status, *(f"{other}: {', '.join(of)}" for other, of in by_status.items())])
 
 
@@ -214,10 +224,11 @@ def _axes(name: str) -> dict[str, list[str]]:
 
 
 def _functions(section: Any) -> list[str]:
-    if isinstance(section, dict) and isinstance(section.get("fn"), str):
-        return [section["fn"]]
-    calls = section.values() if isinstance(section, dict) else section
-    return [call["fn"] for call in calls]
+    if isinstance(section, dict):
+        if isinstance(section.get("fn"), str):
+            return [section["fn"]]
+        section = section.values()
+    return [call["fn"] for call in section]
 
 
 def _cost(name: str) -> dict[str, Any]:
@@ -246,13 +257,14 @@ def methods_table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -
     costly = _is_costly(rows)
     cells = [["name", "method", "paper", "status", "verified", *["calls per image"] * costly]]
     for row in rows:
-        paper = row["paper"]["arxiv"] if row["paper"] else "combination"
-        calls = [_calls(row["configs"])] if costly else []
-        cells.append(
-            [row["slug"], row["name"], paper, row["status"], _most(row["configs"]), *calls]
-        )
-    words = [*MEANING.items(), *LEVELS.items()]
-    notes = [*(f"{word}: {meaning}" for word, meaning in words), MORE, *[COST] * costly]
+        paper = "combination"
+        if row["paper"]:
+            paper = row["paper"]["arxiv"]
+        cells.append([row["slug"], row["name"], paper, row["status"], _most(row["configs"])])
+        if costly:
+            cells[-1].append(_calls(row["configs"]))
+    words = map(": ".join, [*MEANING.items(), *LEVELS.items()])
+    notes = [*words, MORE, *[COST] * costly]
     return f"{text_table(cells, left=len(cells[0]), width=width)}\n\n{_noted(notes, width)}"
 
 
@@ -264,8 +276,9 @@ def methods_in_full(rows: Sequence[dict[str, Any]], *, width: int | None = None)
     for row in rows:
         cells = [["config", "verified", "axes", *["calls per image"] * costly]]
         for config in row["configs"]:
-            calls = [_calls([config])] if costly else []
-            cells.append([config["config"], _most([config]), _axes_shown(config), *calls])
+            cells.append([config["config"], _most([config]), _axes_shown(config)])
+            if costly:
+                cells[-1].append(_calls([config]))
         head = [f"{row['slug']}: {row['name']}", row["summary"]]
         if row["paper"]:
             paper = row["paper"]
@@ -294,8 +307,8 @@ def _most(configs: Iterable[dict[str, Any]]) -> str:
 
 def _calls(configs: Iterable[dict[str, Any]]) -> str:
     """Write the network calls per image of configs, the least and the most."""
-    found = [config["calls_per_image"] for config in configs]
-    ends = dict.fromkeys(f"{value:.1f}" for value in (min(found), max(found))) if found else []
+    found = sorted(config["calls_per_image"] for config in configs)
+    ends = dict.fromkeys(f"{value:.1f}" for value in found[:1] + found[-1:])
     return " to ".join(ends)
 
 

@@ -53,26 +53,29 @@ def evaluate(
     """
     # a trainer has prompts and rewards loaded already
     if trainer is None:
-        prompts = load_prompts(c.prompts.test)
+        prompts, world = load_prompts(c.prompts.test), None
         check_sources(prompts, c.eval_size)
         check_eval_count(c, len(prompts))
         check_eval_size(model, c)
         check_starts(model, prompts)
         rewards = rewards_of(c.rewards, frames_of(c, model))
     else:
-        prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
-    rewards = {n: r for n, r in rewards.items() if n == c.headline or not asks_people(r)}
-    rewards = {n: r for n, r in rewards.items() if not sees_latents(r)}
-    check_records(prompts, rewards)
-    check_arguments(rewards, prompts.records)
+        prompts, world, base = trainer.test_set, trainer.world, trainer.weights
+        rewards = trainer.rewards
+    judges = {}
+    for name, reward in rewards.items():
+        if not sees_latents(reward) and (name == c.headline or not asks_people(reward)):
+            judges[name] = reward
+    check_records(prompts, judges)
+    check_arguments(judges, prompts.records)
     report = evaluate_prompts(
         model,
         prompts,
-        rewards,
+        judges,
         headline=c.headline,
         **sampling(c, base),
         progress=progress,
-        world=trainer.world if trainer else None,
+        world=world,
         outcomes=outcomes,
         max_unscored=c.train.max_unscored,
         best_of=c.eval.best_of,
@@ -85,15 +88,18 @@ def evaluate(
 def guidance_of(model: FlowModel, c: Config) -> dict[str, Any]:
     """Return "guidance", and "true_cfg_scale" where a model has both: as the config has them, or
     the model's own where the config leaves it to the model."""
-    known = {key: c.model.kwargs.get(key) for key in ("guidance", "true_cfg_scale")}
-    own = known["guidance"] if known["guidance"] is not None else getattr(model, "guidance", None)
-    more = known["true_cfg_scale"]
-    return {"guidance": own, **({} if more is None else {"true_cfg_scale": more})}
+    known = {"guidance": getattr(model, "guidance", None)}
+    for key in ("guidance", "true_cfg_scale"):
+        if c.model.kwargs.get(key) is not None:
+            known[key] = c.model.kwargs[key]
+    return known
 
 
 def eval_weights(trainer: Trainer) -> AbstractContextManager[None]:
     """Put the weights that a config evaluates into the model for a while."""
-    return trainer.weights.using("ema") if trainer.config.eval.weights == "ema" else nullcontext()
+    if trainer.config.eval.weights == "ema":
+        return trainer.weights.using("ema")
+    return nullcontext()
 
 
 def sample_all(
@@ -116,7 +122,9 @@ def sample_all(
     evaluations: of so many neighbours the one that was scored highest, the first of equals. Raises
     RewardError where none of them has a score.
     """
-    n = 1 if by is None else c.eval.best_of
+    n = 1
+    if by is not None:
+        n = c.eval.best_of
     options = {**sampling(c, base), "images": images * n, "seed": seed, "broken": broken}
     kept = []
     # whole prompts at a time, so that no more than a batch is held
@@ -140,8 +148,8 @@ def given_sources(model: FlowModel, c: Config, texts: list[str], files: list[str
     """Read what a user wants edited, the same `files` for each of `texts` -> [len(texts)], or [].
 
     Raises DataError, or ConfigError, for a file that is no such image, for too many or too few."""
-    record = {"source": files} if files else {}
-    records = [{"prompt": text, **record} for text in texts]
+    more = _starts_from(files)
+    records = [{"prompt": text, **more} for text in texts]
     places = [f"prompt {text!r} (--source)" for text in texts]
     prompts, size = PromptSet(texts, records, "", "", places), c.eval_size
     check_sources(prompts, size)
@@ -149,8 +157,17 @@ def given_sources(model: FlowModel, c: Config, texts: list[str], files: list[str
     return sources_of(prompts, range(len(texts)), size)
 
 
+def _starts_from(files: Sequence[str]) -> dict[str, Any]:
+    """Return the files that are edited as a prompt's record has them."""
+    if not files:
+        return {}
+    return {"source": [*files]}
+
+
 def _at(sources: Sequence[Source], places: list[int]) -> list[Source]:
-    return [sources[place] for place in places] if sources else []
+    if not sources:
+        return []
+    return [sources[place] for place in places]
 
 
 def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
@@ -160,7 +177,7 @@ def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
     """
     c, held_out = trainer.config, trainer.test_set
     places = grid_prompts(held_out.records, c.samples.prompts)
-    texts = [held_out.texts[i] for i in places]
+    texts = held_out.texts_of(places)
     options: dict[str, Any] = {"seed": c.samples.seed, "base": trainer.weights, "broken": True}
     with eval_weights(trainer):
         sources = sources_of(held_out, places, c.eval_size)
@@ -191,14 +208,20 @@ def verdicts(trainer: Trainer, images: Tensor) -> list[bool | None]:
     places = grid_prompts(held_out.records, c.samples.prompts)
     batch = RewardBatch(
         images=images,
-        prompts=[held_out.texts[i] for i in places],
+        prompts=held_out.texts_of(places),
         group=torch.arange(len(places)),
         meta=[held_out.records[i] for i in places],
         sigma=torch.zeros(len(places)),
         source=sources_of(held_out, places, (images.shape[-2], images.shape[-1])),
     )
-    values = ask(c.headline, reward, batch, "image grid").tolist()
-    return [None if math.isnan(value) else value == 1 for value in values]
+    # a verdict of each image, none where it has no score
+    right: list[bool | None] = []
+    for value in ask(c.headline, reward, batch, "image grid").tolist():
+        if math.isnan(value):
+            right.append(None)
+        else:
+            right.append(value == 1)
+    return right
 
 
 def probe_of(trainer: Trainer) -> Probe:
@@ -206,7 +229,7 @@ def probe_of(trainer: Trainer) -> Probe:
     c, held_out = trainer.config, trainer.test_set
     places = grid_prompts(held_out.records, PROMPTS)
     sources = sources_of(held_out, places, trainer.size)
-    given = Given([held_out.texts[i] for i in places], sources)
+    given = Given(held_out.texts_of(places), sources)
     size = {"height": c.image.height, "width": c.image.width}
     return take(trainer.model, given, **size, steps=c.eval.steps, seed=c.eval.seed)
 
@@ -235,7 +258,9 @@ def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:
 def sampling(c: Config, base: Weights | None) -> dict[str, Any]:
     """Return a config's `image` and `eval` sections as `sampled_images` takes them, and what puts
     the weights from before training into the model for the last steps."""
-    late = partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
+    late = None
+    if base is not None and c.eval.tuned < 1:
+        late = partial(base.using, "ref")
     return {
         "height": c.eval_size[0],
         "width": c.eval_size[1],
@@ -267,15 +292,19 @@ def best_by(model: FlowModel, c: Config, texts: Sequence[str], files: Sequence[s
     # the reward, which sees finished images and nothing else
     name = chooser(c.eval.best_by, c.headline, c.rewards)
     (reward,) = rewards_of({name: c.rewards[name]}, frames_of(c, model)).values()
-    if asks_people(reward) or sees_latents(reward):
-        what = "asks people" if asks_people(reward) else "judges latents, not images"
+    why = ""
+    if asks_people(reward):
+        why = "asks people"
+    elif sees_latents(reward):
+        why = "judges latents, not images"
+    if why:
+        others = ", ".join(other for other in c.rewards if other != name)
         raise ConfigError(
-            f"eval.best_by: reward {name!r} {what}; take another, one of "
-            f"{', '.join(other for other in c.rewards if other != name) or 'none that is here'}"
+            f"eval.best_by: reward {name!r} {why}; take another, one of "
+            f"{others or 'none that is here'}"
         )
     # what the reward reads of each prompt
-    known = _listed(c)
-    more = {"source": [*files]} if files else {}
+    known, more = _listed(c), _starts_from(files)
     records = [{**known.get(text, {"prompt": text}), **more} for text in texts]
     places = [f"prompt {text!r}" for text in texts]
     check_records(PromptSet([*texts], records, "", "the prompts", places), {name: reward})
@@ -284,6 +313,9 @@ def best_by(model: FlowModel, c: Config, texts: Sequence[str], files: Sequence[s
 
 def _listed(c: Config) -> dict[str, dict[str, Any]]:
     """Return the records of the config's prompt lists that are here, by their text."""
-    lists = [prompts_if_there(path) for path in (c.prompts.train, c.prompts.test)]
-    rows = (found for found in lists if found is not None)
-    return {text: row for one in rows for text, row in zip(one.texts, one.records, strict=True)}
+    rows: dict[str, dict[str, Any]] = {}
+    for path in (c.prompts.train, c.prompts.test):
+        found = prompts_if_there(path)
+        if found is not None:
+            rows |= zip(found.texts, found.records, strict=True)
+    return rows

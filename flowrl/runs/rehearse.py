@@ -96,12 +96,15 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="flowrl-rehearsal-") as name:
         folder = Path(name)
         # a model that is none of diffusers' is small, or the user's own: it is taken as it is
-        adapter, facts = whole.model.fn, facts_of(whole)
-        pipeline = facts.tiny_for(architecture_of(whole).settings) if facts else ""
-        if adapter == BY_CALL:
+        facts, pipeline, changes = facts_of(whole), "", list[str]()
+        by_call = whole.model.fn == BY_CALL
+        if by_call:
             pipeline = class_at(whole.model.kwargs["path"])
-        changes = _small_model(whole, save_tiny(pipeline, folder / "model")) if pipeline else []
-        if adapter == BY_CALL and pipeline:
+        elif facts is not None:
+            pipeline = facts.tiny_for(architecture_of(whole).settings)
+        if pipeline:
+            changes += _small_model(whole, save_tiny(pipeline, folder / "model"))
+        if pipeline and by_call:
             changes += _small_call(whole, pipeline)
         changes += [*_small_lists(whole, folder), *_short_run(whole)]
         if teachers_of(whole):
@@ -119,13 +122,15 @@ def _small_model(config: Config, folder: Path) -> list[str]:
     changes = [f"model.path={folder}", f"image.height={SIDE}", f"image.width={SIDE}"]
     changes += ["eval.height=0", "eval.width=0"]
     for key, pixels in SMALL.items():
-        changes += [f"model.{key}={pixels}"] if kwargs.get(key, 1) != 1 else []
+        if kwargs.get(key, 1) != 1:
+            changes.append(f"model.{key}={pixels}")
     # what this machine's device can do is rehearsed, too
     if torch.cuda.is_available():
         return changes
     given = kwargs.get("runtime") or {}
     for key, value in ACCELERATED.items():
-        changes += [f"model.runtime.{key}={json.dumps(value)}"] if key in given else []
+        if key in given:
+            changes.append(f"model.runtime.{key}={json.dumps(value)}")
     if kwargs.get("dtype") == "float16":
         changes.append("model.dtype=float32")
     return changes
@@ -137,12 +142,13 @@ def _small_call(config: Config, name: str) -> list[str]:
     tiny, (height, width) = dict(asked.options), asked.size
     call = tiny.pop("call")
     changes = [f"image.height={height}", f"image.width={width}"]
-    changes += ["model.lora=null"] if tiny.get("tune") == "full" else []
+    if tiny.get("tune") == "full":
+        changes.append("model.lora=null")
     changes += [f"model.{key}={json.dumps(value)}" for key, value in tiny.items()]
-    given = config.model.kwargs.get("call") or {}
-    merged = {**given, **{key: value for key, value in call.items() if key not in given}}
-    for key in CUT:
-        merged |= {key: call[key]} if key in call else {}
+    merged = dict(config.model.kwargs.get("call") or {})
+    for key, value in call.items():
+        if key not in merged or key in CUT:
+            merged[key] = value
     return [*changes, f"model.call={json.dumps(merged)}"]
 
 
@@ -156,7 +162,8 @@ def _small_lists(config: Config, folder: Path) -> list[str]:
             records = [dict(record) for record in there.records[:RECORDS]]
             for place, record in enumerate(records):
                 files = [f"{file.absolute()}" for file in source_paths(there, place)]
-                record |= {SOURCE: files} if files else {}
+                if files:
+                    record[SOURCE] = files
         _give_images(config, records, folder / "source.png")
         file = folder / f"{name}.jsonl"
         file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
@@ -173,12 +180,14 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
         other = file.with_name("other.png")
         Image.new("RGB", (SIDE, SIDE), "black").save(other)
         for record in records:
-            record |= {**dict(zip(IMAGES, (f"{file}", f"{other}"), strict=True)), LABEL: 1}
+            record |= zip((*IMAGES, LABEL), (f"{file}", f"{other}", 1), strict=True)
     if "data" in needs_of(method.loss) | needs_of(method.kl):
         for record in records:
             record[IMAGE] = f"{file}"
-    for record in records if teachers_of(config) else ():
-        record.setdefault(config.loss.kwargs.get("by", "tag"), next(iter(teachers_of(config))))
+    teachers = [*teachers_of(config)]
+    if teachers:
+        for record in records:
+            record.setdefault(config.loss.kwargs.get("by", "tag"), teachers[0])
     facts = facts_of(config)
     always = facts is not None and facts.sources == "always"
     if not always and not config.model.kwargs.get("sources"):
@@ -192,9 +201,10 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
 def _short_run(config: Config) -> list[str]:
     """Return overrides for one iteration with an evaluation and samples after it."""
     changes = ["train.iterations=1", "eval.images=1", f"samples.prompts={RECORDS}"]
-    changes += ["train.parts=1"] if config.train.parts > 1 else []
-    # the policy is rehearsed, which would stand still at first
-    changes += ["surrogate.alone=0"] if config.surrogate is not None else []
+    if config.train.parts > 1:
+        changes.append("train.parts=1")
+    if config.surrogate is not None:  # the policy is rehearsed, which would stand still at first
+        changes.append("surrogate.alone=0")
     return changes
 
 

@@ -49,24 +49,26 @@ def write_stub(kind: str, name: str, folder: Path, *, base: str = BASE) -> Writt
         raise ConfigError(f"new: flowrl {unknown(kind, STUBS, 'stub')}")
     _check_name(name, folder)
     # the code, or a config; a reward that takes the place of all is also the headline
-    texts = {}
+    texts, own, config = dict[str, str](), list[str](), base
     if (TEMPLATES / f"{kind}.txt").exists():
         texts[f"{name}.py"] = _template(kind, name, base)
-    own = [] if kind in ("method", "config") else [_named(STUBS[kind], name)]
-    own += [f"eval.score={name}"] if kind == "reward" else []
-    config = base
     if kind in ("method", "config"):
         config = f"{name}.yaml"
         texts[config] = _config(kind, name, base)
+    else:
+        own.append(_named(STUBS[kind], name))
+    if kind == "reward":
+        own.append(f"eval.score={name}")
     texts[f"test_{name}.py"] = _template(f"test_{kind}", name, base)
     # nothing is written over
-    taken = [file for file in texts if (folder / file).exists()]
-    if taken:
-        raise ConfigError(f"new: {folder / taken[0]} is there already; choose another name")
+    for file in texts:
+        if (folder / file).exists():
+            raise ConfigError(f"new: {folder / file} is there already; choose another name")
     for file, text in texts.items():
         write_text(folder / file, text)
-    options = ["--plugin", name] if f"{name}.py" in texts else []
-    train = ["flowrl", "train", config, *own, *options]
+    train = ["flowrl", "train", config, *own]
+    if f"{name}.py" in texts:
+        train += ["--plugin", name]
     return Written([folder / file for file in texts], train, ["pytest", f"test_{name}.py"])
 
 
@@ -91,7 +93,9 @@ def _named(text: str, name: str) -> str:
 
 def _config(kind: str, name: str, base: str) -> str:
     """Return a copy of a config with its own name, and of a method with the stub's loss."""
-    path = Path(base) if base.endswith((".yaml", ".yml")) else config_file(base)
+    path = Path(base)
+    if not base.endswith((".yaml", ".yml")):
+        path = config_file(base)
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"^name:.*$", f"name: {name.replace('_', '-')}", text, flags=re.MULTILINE)
     # the schema is found beside shipped configs alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import finite_or_none, without, write_json, write_text
 from flowrl.core.identity import Facts, differences, facts_of_tensors, without_times
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
@@ -70,18 +71,18 @@ def run_suite(
     setting = setting_of(model, config, suite, target, prompts, content) | dict(more or {})
     setting |= {folder.REWARDS: reward_contents(config, rewards)}
     _check_alike(world, setting)
-    other = _other(against, setting) if against is not None else None
+    other = None
+    if against is not None:
+        other = _other(against, setting)
     if world.main:
         folder.prepare(out, setting, prompts)
     world.gather(0)  # the others wait until the folder is there
     # images, then scores; the first process says what is left, since the others write meanwhile
     count, images = len(prompts), _images_per_prompt(config)
-    missing = world.gather(folder.unfinished(out, count, images))[0]
-    mine = [missing[place] for place in world.share(len(missing))]
-    world.together(lambda: _draw(model, config, prompts, out, base, progress, mine))
-    left = world.gather(_unscored(out, count, images))[0]
-    rows = [left[place] for place in world.share(len(left))]
-    world.together(lambda: _score(config, prompts, rewards, out, rows, world.rank))
+    mine = _shared(world, folder.unfinished(out, count, images))
+    world.together(partial(_draw, model, config, prompts, out, base, progress, mine))
+    rows = _shared(world, _unscored(out, count, images))
+    world.together(partial(_score, config, prompts, rewards, out, rows, world.rank))
     world.gather(0)
     # the report
     report = make_report(config, prompts, out, setting)
@@ -94,6 +95,12 @@ def run_suite(
     if world.main:
         write_suite_report(out, rewards, report)
     return report
+
+
+def _shared(world: World, prompts: list[int]) -> list[int]:
+    """Return this process' share of the prompts that the first one found."""
+    found = world.gather(prompts)[0]
+    return [found[place] for place in world.share(len(found))]
 
 
 def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Reward]]:
@@ -248,9 +255,9 @@ def _lines(
     """Score all images of some prompts -> a line each."""
     # the batch that rewards see
     pixels = torch.cat([folder.load_images(out, row, images) for row in rows])
-    index = [row for row in rows for _ in range(images)]
-    records = [prompts.records[row] for row in index]
-    texts, group = [prompts.texts[row] for row in index], torch.tensor(index)
+    group = torch.tensor(rows).repeat_interleave(images)
+    index = group.tolist()
+    texts, records = prompts.texts_of(index), [prompts.records[row] for row in index]
     size = (pixels.shape[-2], pixels.shape[-1])
     sources = sources_of(prompts, index, size)
     batch = RewardBatch(pixels, texts, group, records, torch.zeros(len(index)), sources)
@@ -264,7 +271,7 @@ def _lines(
         details: list[dict[str, Any]] = []
         values = ask(name, _listening(reward, details), batch, "suite")
         for place, value in enumerate(values.tolist()):
-            lines[place]["scores"][name] = value if value == value else None
+            lines[place]["scores"][name] = finite_or_none(value)
             if details:
                 lines[place].setdefault("details", {})[name] = details[place]
     return lines
@@ -300,8 +307,7 @@ def scores_of(
                     f"{out}: image {place[1]} of prompt {place[0]} has no score by {name!r}: the "
                     "suite was not finished; run the same command again"
                 )
-            value = lines[place]["scores"][name]
-            values[place] = np.nan if value is None else value
+            values[place] = lines[place]["scores"][name]  # NaN where it is None
         found[name] = values
     if n == 1:
         return found
@@ -335,8 +341,8 @@ def make_report(
         found = summarize_scores(known, ["all"] * len(known), rows[scored].tolist())
         means[reward], intervals[reward] = found["mean"], found["interval"]
     # the headline, over tasks
-    tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
-    known_tags = [tag for tag, known in zip(tags, kept.tolist(), strict=True) if known]
+    tags = np.repeat(_tags(prompts), config.eval.images)
+    known_tags = list(compress(tags.tolist(), kept.tolist()))
     check_tasks(prompts.records, [{"tag": tag} for tag in known_tags], name)
     whole = summarize_scores(values[kept], known_tags, rows[kept.numpy()].tolist())
     report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
@@ -385,8 +391,8 @@ def add_tables(
             if row["score"] is not None:
                 details[place[0]].append(row)
         # images of a prompt are alike, so intervals are over whole prompts
-        kept = [rows for rows in details if rows]
-        images = [row for rows in kept for row in rows]
+        kept = list(filter(None, details))
+        images = list(chain.from_iterable(kept))
         numbers = reward.tables(images)
         whole = float(verdicts(np.array([row["score"] for row in images], float)))
         intervals = jackknifed(reward.tables, kept, whole)
@@ -415,6 +421,6 @@ def write_suite_report(out: Path, rewards: Mapping[str, Any], report: Mapping[st
         if hasattr(reward, "explain"):
             rows = []
             for _, line in sorted(lines.items()):
-                row = {k: v for k, v in line["details"][name].items() if k != "score"}
+                row = without(line["details"][name], "score")
                 rows.append(folder.as_line({**row, "filename": line["file"]}))
             write_text(out / f"{name}.jsonl", "".join(rows))

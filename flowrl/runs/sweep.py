@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import only, without, write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.core.types import FlowModel
@@ -42,9 +42,13 @@ class SweepPoint(NamedTuple):
     @property
     def folder(self) -> str:
         """Return the name of its folder."""
-        parts = [] if self.guidance is None else [f"guidance-{self.guidance:g}"]
-        parts += [] if self.steps is None else [f"steps-{self.steps}"]
-        parts += [] if self.lora_scale == 1 else [f"lora-{self.lora_scale:g}"]
+        parts = []
+        if self.guidance is not None:
+            parts.append(f"guidance-{self.guidance:g}")
+        if self.steps is not None:
+            parts.append(f"steps-{self.steps}")
+        if self.lora_scale != 1:
+            parts.append(f"lora-{self.lora_scale:g}")
         return "_".join(parts) or "as-it-is"
 
 
@@ -87,7 +91,7 @@ def sweep(
     # how much less than the chosen setting each has, on the same prompts
     for row, point in zip(rows, points, strict=True):
         gap = paired_difference(scores[point], scores[points[chosen]], tags)
-        row["less_than_chosen"] = {key: gap[key] for key in ("difference", "interval")}
+        row["less_than_chosen"] = only(gap, ("difference", "interval"))
     # the whole as a file
     result = {
         "kind": "flowrl sweep",
@@ -116,17 +120,17 @@ def _run_points(
     for point in points:
         if target is None or point.guidance != last:
             target = None  # two models would not fit
-            own = [] if point.guidance is None else [f"model.guidance={point.guidance}"]
-            target, last = (
-                open_target([*own, text_override("prompts.test", prompts)]),
-                point.guidance,
-            )
+            changes, last = list[str](), point.guidance
+            if last is not None:
+                changes.append(f"model.guidance={last}")
+            target = open_target([*changes, text_override("prompts.test", prompts)])
         # steps and the scale of a LoRA change without loading
-        config, where = target.config, out / point.folder
+        config, where, more = target.config, out / point.folder, dict[str, float]()
         if point.steps is not None:
             config = replace(config, eval=replace(config.eval, steps=point.steps))
+        if point.lora_scale != 1:
+            more["lora_scale"] = point.lora_scale
         with lora_scaled(target.model, point.lora_scale):
-            more = {} if point.lora_scale == 1 else {"lora_scale": point.lora_scale}
             report = run_suite(
                 target.model,
                 config,
@@ -210,9 +214,7 @@ def _points(asked: SweepRequest) -> list[SweepPoint]:
     for name, values in axes.items():
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"--{name}: expected values that differ, got {list(values)}")
-    return [
-        SweepPoint(*values) for values in product(asked.guidance, asked.steps, asked.lora_scale)
-    ]
+    return list(starmap(SweepPoint, product(asked.guidance, asked.steps, asked.lora_scale)))
 
 
 def _row(
@@ -233,7 +235,7 @@ def _row(
     }
     if asked.measures:
         found = measure_images(where, asked.measures, asked.tools)
-        row["measures"] = {name: found[name] for name in asked.measures}
+        row["measures"] = only(found, asked.measures)
     return row
 
 
@@ -266,32 +268,44 @@ def _finite(column: Sequence[float]) -> bool:
 def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:
     """Return the place of the best setting by one number. Raises ConfigError."""
     if by not in columns:
-        hint = ": it takes several rewards or measures" if by == "mmhm" else near(by, list(columns))
+        hint = near(by, list(columns))
+        if by == "mmhm":
+            hint = ": it takes several rewards or measures"
         raise ConfigError(f"--by: expected one of {', '.join(columns)}, got {by!r}{hint}")
-    best = min if by in LOWER else max
-    return columns[by].index(best(columns[by]))
+    best = max(columns[by])
+    if by in LOWER:
+        best = min(columns[by])
+    return columns[by].index(best)
+
+
+def _besides(row: Mapping[str, Any], score: str) -> list[tuple[str, float]]:
+    """Return the numbers of a setting beside its score: other rewards, measures, MMHM."""
+    found = list(without(row["rewards"], score).items())
+    for name, measure in row.get("measures", {}).items():
+        found.append((name, measure["value"]))
+    if "mmhm" in row:
+        found.append(("mmhm", row["mmhm"]))
+    return found
 
 
 def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
     """Return a row per setting, the chosen one marked, and what the columns mean."""
     # columns: the setting, its score and gap to the chosen one, then what was measured besides
     rows = result["rows"]
-    others = [name for name in rows[0]["rewards"] if name != result["score"]]
-    measures, mixed = [*rows[0].get("measures", {})], ["mmhm"] if "mmhm" in rows[0] else []
     head = ["", "guidance", "steps", "lora scale", result["score"], "95 % interval"]
-    lines = [[*head, "less the chosen", *others, *measures, *mixed]]
+    lines = [[*head, "less the chosen", *(name for name, _ in _besides(rows[0], result["score"]))]]
     # "less the chosen" is a paired difference on the same prompts, with its interval
     for row in rows:
         gap = row["less_than_chosen"]
         span = interval_text(gap["interval"], sign=True)
-        chosen = row["folder"] == result["chosen"]["folder"]
-        guidance = "none" if row["guidance"] is None else f"{row['guidance']:g}"
-        cells = ["*" if chosen else "", guidance, str(row["steps"]), f"{row['lora_scale']:g}"]
-        cells += [fixed_digits(row["score"]), interval_text(row["interval"])]
-        cells.append("" if chosen else f"{gap['difference']:+.3f} ({span})")
-        cells += [fixed_digits(row["rewards"][name]) for name in others]
-        cells += [fixed_digits(row["measures"][name]["value"]) for name in measures]
-        lines.append(cells + [fixed_digits(row[name]) for name in mixed])
+        mark, less, guidance = "", f"{gap['difference']:+.3f} ({span})", "none"
+        if row["folder"] == result["chosen"]["folder"]:
+            mark, less = "*", ""
+        if row["guidance"] is not None:
+            guidance = f"{row['guidance']:g}"
+        cells = [mark, guidance, str(row["steps"]), f"{row['lora_scale']:g}"]
+        cells += [fixed_digits(row["score"]), interval_text(row["interval"]), less]
+        lines.append(cells + [fixed_digits(value) for _, value in _besides(row, result["score"])])
     setting = result["chosen"]["setting"]
     about = (
         f"* chosen by {result['by']} on {setting['prompts']} ({setting['count']} prompts, hash "

@@ -57,23 +57,26 @@ class Tracker:
     def log(self, iteration: int, values: Mapping[str, Any]) -> None:
         """Tell the numbers of an iteration."""
         known = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        self._try(lambda: self._run.log(known, iteration))
+        self._try(self._run.log, known, iteration)
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:
         """Show an image [3, H, W] in [0, 1]."""
         levels = to_bytes(one.detach().cpu()).permute(1, 2, 0).numpy()
-        self._try(lambda: self._run.log({name: self._run.image(levels)}, iteration))
+        self._try(self._show, name, levels, iteration)
 
     def close(self) -> None:
         """Let the tracker write what it still has; can be called twice."""
         self._try(self._run.close)
         self._ended = True
 
-    def _try(self, work: Callable[[], object]) -> None:
+    def _show(self, name: str, levels: Any, iteration: int) -> None:
+        self._run.log({name: self._run.image(levels)}, iteration)
+
+    def _try(self, work: Callable[..., object], *given: Any) -> None:
         if self._ended:
             return
         try:
-            work()
+            work(*given)
         except Exception as error:  # whatever a foreign package raises
             self._ended = True
             self._say(_fault(self.name, error))
@@ -82,16 +85,17 @@ class Tracker:
 def trackers_given(track: Any) -> tuple[str, ...]:
     """Return the names of trackers; one alone is a list of one. Raises ConfigError for what is no
     list of names, and for a tracker that is not known or not installed."""
-    names = [track] if isinstance(track, str) else track
-    if not isinstance(names, list | tuple):
-        raise ConfigError(f"track: expected a list of names, as in ['wandb'], got {show(names)}")
-    for name in names:
+    if isinstance(track, str):
+        track = [track]
+    if not isinstance(track, list | tuple):
+        raise ConfigError(f"track: expected a list of names, as in ['wandb'], got {show(track)}")
+    for name in track:
         if name not in TRACKERS:
             raise ConfigError(f"track: {unknown(name, TRACKERS, 'tracker')}")
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name is no package
             raise ConfigError(f"track: {name} is not installed: {install(name)}")
-    return tuple(names)
+    return tuple(track)
 
 
 def open_trackers(
@@ -106,16 +110,14 @@ def open_trackers(
     iteration that a run which goes on tells again."""
     if not names or not world().main:
         return []
-    tell = partial(print, file=sys.stderr) if say is None else say
-    if run is None:
-        place = Place(str(config.get("name", PROJECT)), "", Path(), begun)
-    else:
+    tell = say or partial(print, file=sys.stderr)
+    place = Place(str(config.get("name", PROJECT)), "", Path(), begun)
+    if run is not None:
         place = Place(run.resolve().name, _key(run), run, begun)
-    found = []
+    found, known = [], {BOARD: _tensorboard, **TRACKERS}
     for name in names:
         try:
-            begin = _tensorboard if name == BOARD else TRACKERS[name]
-            found.append(Tracker(name, begin(place, config), tell))
+            found.append(Tracker(name, known[name](place, config), tell))
         except Exception as error:
             tell(_fault(name, error))
     return found
@@ -156,13 +158,19 @@ def _tensorboard(place: Place, config: Mapping[str, Any]) -> Open:
             else:
                 board.add_image(name, value, at, dataformats="HWC")
 
-    return Open(log, lambda levels: levels, board.close)
+    return Open(log, _as_it_is, board.close)
+
+
+def _as_it_is(levels: Any) -> Any:
+    return levels
 
 
 def _wandb(place: Place, config: Mapping[str, Any]) -> Open:
     import wandb
 
-    again = {"id": place.key, "resume": "allow"} if place.key else {}
+    again = {}
+    if place.key:
+        again = {"id": place.key, "resume": "allow"}
     begun = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or PROJECT,
         name=place.name,
@@ -170,16 +178,22 @@ def _wandb(place: Place, config: Mapping[str, Any]) -> Open:
         config=dict(config),
         **again,
     )
-    return Open(lambda values, at: begun.log(dict(values), step=at), wandb.Image, begun.finish)
+    return Open(partial(_log_step, begun), wandb.Image, begun.finish)
+
+
+def _log_step(run: Any, values: Mapping[str, Any], at: int) -> None:
+    run.log(dict(values), step=at)
 
 
 def _trackio(place: Place, config: Mapping[str, Any]) -> Open:
     import trackio
 
     # without a folder each time is a run of its own, which trackio names
-    again = {"name": f"{place.name}-{place.key[:6]}", "resume": "allow"} if place.key else {}
+    again = {}
+    if place.key:
+        again = {"name": f"{place.name}-{place.key[:6]}", "resume": "allow"}
     begun = trackio.init(project=PROJECT, config=dict(config), **again)
-    return Open(lambda values, at: begun.log(dict(values), step=at), trackio.Image, trackio.finish)
+    return Open(partial(_log_step, begun), trackio.Image, trackio.finish)
 
 
 def _swanlab(place: Place, config: Mapping[str, Any]) -> Open:
@@ -191,7 +205,7 @@ def _swanlab(place: Place, config: Mapping[str, Any]) -> Open:
         config=dict(config),
         logdir=str(place.folder / "swanlab"),
     )
-    return Open(lambda values, at: begun.log(dict(values), step=at), swanlab.Image, swanlab.finish)
+    return Open(partial(_log_step, begun), swanlab.Image, swanlab.finish)
 
 
 TRACKERS: dict[str, Callable[[Place, Mapping[str, Any]], Open]] = {

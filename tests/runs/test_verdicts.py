@@ -18,6 +18,7 @@ from gridkit import plain
 
 from flowrl.cli.main import main
 from flowrl.core.errors import RewardError, RunError
+from flowrl.core.prompts import PromptSet
 from flowrl.evaluation.image_grids import RIGHT, WRONG, load_strip, save_strip
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
@@ -33,7 +34,7 @@ def trainer(records: list[dict[str, Any]], reward: Any) -> Any:
     """Make what `verdicts` reads of a trainer; all records are on the grid, in their order."""
     config = SimpleNamespace(headline="score", samples=SimpleNamespace(prompts=len(records)))
     texts = [record["prompt"] for record in records]
-    held_out = SimpleNamespace(records=records, texts=texts)
+    held_out = PromptSet(texts, records, "", "")
     return SimpleNamespace(config=config, test_set=held_out, rewards={"score": reward})
 
 

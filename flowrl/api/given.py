@@ -22,6 +22,7 @@ from flowrl.config.overrides import override_texts
 from flowrl.config.values import show
 from flowrl.core.devices import check_wide, kinds_of
 from flowrl.core.errors import ConfigError, FlowRLError, ModelError
+from flowrl.core.files import without
 from flowrl.core.prompts import PromptSet, given_prompts, load_prompts
 from flowrl.core.shipped_files import find_resource
 from flowrl.core.types import FlowModel
@@ -58,29 +59,32 @@ def both_lists(given: Any) -> tuple[tuple[str, str], str]:
     """
     is_name = isinstance(given, str | os.PathLike)
     whole = load_prompts(prompts_of(given, "prompts")) if is_name else _listed(given, "prompts")
-    texts = dict.fromkeys(_plain(text) for text in whole.texts)
+    texts = dict.fromkeys(map(_plain, whole.texts))
     if len(texts) < 2:
         raise ConfigError(
             "prompts: expected at least two different prompts, one to train on and one to judge "
             "by, got one; or give test_prompts"
         )
-    # one prompt alone would not say what is chance
-    count = max(2 if len(texts) >= FEW else 1, len(texts) // SHARE)
+    count = max(1, len(texts) // SHARE)
+    if len(texts) >= FEW:  # one prompt alone would not say what is chance
+        count = max(2, count)
     held = set(sorted(texts, key=_digest)[:count])
-    parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    mine, others = list[dict[str, Any]](), list[dict[str, Any]]()
     folder = Path(whole.path).parent
     for record in whole.records:
-        own = _with_absolute_files(record, folder) if is_name else record
-        parts[_plain(record["prompt"]) in held].append(own)
-    train, test = (given_prompts(parts[part], name) for part, name in _PARTS)
+        own = record
+        if is_name:
+            own = _with_absolute_files(record, folder)
+        if _plain(record["prompt"]) in held:
+            others.append(own)
+        else:
+            mine.append(own)
+    train, test = given_prompts(mine, "train"), given_prompts(others, "test")
     said = (
         f"no test_prompts were given: {len(test)} of {len(whole)} prompts are held out to judge by "
         f"(first: {test.texts[0]!r})"
     )
     return (train.path, test.path), said
-
-
-_PARTS = ((False, "train"), (True, "test"))
 
 
 def _listed(given: Any, what: str) -> PromptSet:
@@ -199,13 +203,13 @@ def _with_pipeline(config: Config, pipe: Any) -> Config:
     if getattr(network, "hf_quantizer", None) is None:  # nobody knows of scales then
         kinds = kinds_of(network.state_dict())
         check_wide(kinds, f"model: the {type(network).__name__} of the pipeline")
-    where = path if path and _is_as_stored(pipe, path) else PYTHON
-    dtype = next(p.dtype for p in network.parameters())
-    own = {"path": where, "device": str(pipe.device), "dtype": str(dtype).removeprefix("torch.")}
+    dtype = next(network.parameters()).dtype
+    own = {"path": PYTHON, "device": str(pipe.device), "dtype": str(dtype).removeprefix("torch.")}
+    if path and _is_as_stored(pipe, path):
+        own["path"] = path
     # what was asked for by name stands above what the pipeline is
-    asked = {name.removeprefix("model.") for name in _overridden(config)}
-    kept = {key: value for key, value in own.items() if key not in asked}
-    made = _adapted(config, _adapter(type(pipe).__name__), kept)
+    asked = [name.removeprefix("model.") for name in _overridden(config)]
+    made = _adapted(config, _adapter(type(pipe).__name__), without(own, *asked))
     call = replace(made.model, function=GivenPipeline(pipe, path, made.model.function))
     return replace(made, model=call)
 
@@ -255,10 +259,11 @@ def _is_as_stored(pipe: Any, path: str) -> bool:
             folder = Path(snapshot_download(folder, local_files_only=True))
         except Exception:  # it is not here, or only in part
             return False
-    parts = ("transformer", "transformer_2", "unet")
-    networks = {name: pipe.components.get(name) for name in parts}
-    there = {name: network for name, network in networks.items() if network is not None}
-    return all(_holds(network, folder / name) for name, network in there.items())
+    for name in ("transformer", "transformer_2", "unet"):
+        network = pipe.components.get(name)
+        if network is not None and not _holds(network, folder / name):
+            return False
+    return True
 
 
 def _holds(network: Any, folder: Path) -> bool:
@@ -280,5 +285,7 @@ def _holds(network: Any, folder: Path) -> bool:
 
 
 def _alike(value: Tensor, first: Tensor) -> bool:
-    own = value[:1] if value.dim() else value
+    own = value
+    if value.dim() > 0:
+        own = value[:1]
     return own.shape == first.shape and torch.equal(own.cpu(), first.to(own.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -233,8 +233,8 @@ def fitted_alike(
         key, _, value = text.partition("=")
         if key.startswith("rewards.") and not all(text in settings for settings in every):
             continue
-        smaller = key not in found or not value.isdecimal() or int(value) < int(found[key])
-        found |= {key: value} if smaller else {}
+        if key not in found or not value.isdecimal() or int(value) < int(found[key]):
+            found[key] = value
     changes = [f"{key}={value}" for key, value in found.items()]
     _say_profile(profile, changes)
     return [*changes, *given]
@@ -251,8 +251,18 @@ def _settings(
 
 
 def _say_profile(profile: str, changes: list[str]) -> None:
-    said = f"sets {' '.join(changes)}" if changes else "has nothing to set"
+    said = "has nothing to set"
+    if changes:
+        said = f"sets {' '.join(changes)}"
     typer.echo(f"--profile {profile} {said}", err=True)
+
+
+def plugin_words(names: Iterable[str]) -> list[str]:
+    """Return the words of a command that allow plugins."""
+    words = []
+    for name in names:
+        words += ["--plugin", name]
+    return words
 
 
 SAME_IMAGES = ("model.runtime.offload", "model.decode_batch", "eval.batch")

@@ -72,25 +72,26 @@ def sample(
     if frames_of(chosen, found.model) == 1:
         page_format(out)
     starts = given_sources(found.model, chosen, prompts, source or [])
+    facts: dict[str, Any] = {"file": f"{out}", "of": found.what, "prompts": prompts}
+    facts |= {"images": images, "seed": chosen.eval.seed, "steps": chosen.eval.steps}
+    each = found.what
     with explained(chosen, "sample"):
-        one = chosen.eval.best_of == 1
-        reward = None if one else chooser(found.model, chosen, prompts, source or [])
-        more: dict[str, Any] = {"images": images, "sources": starts, "by": reward}
-        more |= {"seed": chosen.eval.seed, "base": found.base}
-        drawn = sample_all(found.model, chosen, prompts, **more)
+        more: dict[str, Any] = {"images": images, "sources": starts, "base": found.base}
+        if chosen.eval.best_of > 1:
+            more["by"] = chooser(found.model, chosen, prompts, source or [])
+            facts |= {"best_of": chosen.eval.best_of, "best_by": more["by"].name}
+            each += f", each the best of {chosen.eval.best_of} by {more['by'].name}"
+        drawn = sample_all(found.model, chosen, prompts, seed=chosen.eval.seed, **more)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
     if drawn.ndim == 5 and out.suffix.lower() in KINDS:
         save_film(drawn, out)
     else:
-        sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
+        sources = None
+        if starts:
+            sources = torch.stack(list(map(torch.stack, starts)))
         save_page(labelled_grid(columns, prompts, starts=sources), out)
-    facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
-    facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
-    best = {"best_of": chosen.eval.best_of, "best_by": reward.name} if reward else {}
-    each = f", each the best of {chosen.eval.best_of} by {reward.name}" if reward else ""
-    text = f"{len(drawn)} images of {found.what}{each}: {out}"
-    show_or_write(text, facts | best, json, silent=is_stdout(out))
+    show_or_write(f"{len(drawn)} images of {each}: {out}", facts, json, silent=is_stdout(out))
 
 
 def _best(best_of: int | None, best_by: str | None, images: int) -> dict[str, int | str | None]:
@@ -101,5 +102,7 @@ def _best(best_of: int | None, best_by: str | None, images: int) -> dict[str, in
             f"--best-by {best_by} chooses among the images of --best-of; add --best-of 8"
         )
     # with the images, so that their product is checked
-    count = images if best_of else None
-    return {"eval.best_of": best_of, "eval.best_by": best_by, "eval.images": count}
+    found: dict[str, int | str | None] = {"eval.best_of": best_of, "eval.best_by": best_by}
+    if best_of:
+        found["eval.images"] = images
+    return found

@@ -91,8 +91,12 @@ def train(
         raise ConfigError(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
         )
-    given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
-    source = str(config) if model is None or again else _on_model(str(config), model)
+    given = [*overrides, *changes]
+    if seed is not None:
+        given.append(f"seed={seed}")
+    source: str | Composition = str(config)
+    if model is not None and not again:
+        source = _on_model(str(config), model)
     if dry_run:
         _show_plan(source, given, plugin, profile, json)
         return
@@ -107,7 +111,11 @@ def train(
         chosen, run = _saved(resume, plugin, given), resume
     else:
         chosen = options.load_fitted(source, given, plugin, profile)
-    how: How = "auto" if auto else "changed" if again and given else again
+    how: How = again
+    if auto:
+        how = "auto"
+    elif again and given:
+        how = "changed"
     done = run_training(chosen, run, resume=how, quiet=quiet, track=track)
     _write(done, json)
     _say_next(chosen, done["run"], quiet)
@@ -120,7 +128,9 @@ def _saved(run: Path, plugin: list[str], changes: list[str]) -> Config:
 
     plugin = options.allowed(run, plugin)
     found = saved_config(run, plugin)
-    return load_config(found, changes, plugin) if changes else found
+    if not changes:
+        return found
+    return load_config(found, changes, plugin)
 
 
 def _on_model(config: str, model: str) -> Composition:
@@ -139,7 +149,9 @@ def _show_plan(
 ) -> None:
     """Print what a config would do; nothing of a plan that cannot be trained. Raises ConfigError,
     after the plan, where something is not here that no run downloads."""
-    named = config if isinstance(config, str) else config.source
+    named = config
+    if not isinstance(config, str):
+        named = config.source
     with working(f"working out what {named} does"):
         from flowrl.cost.report import MISSING, dry_run
 
@@ -154,10 +166,12 @@ def _show_plan(
         shown, facts["marks"] = config.text(chosen.to_dict()), config.marks
     show_or_write(f"{shown}\n{plan}", facts, file)
     # the plan is worth reading all the same; but a script must not go on as if all were there
-    lacking = [line for line in plan.splitlines() if line.startswith(MISSING)]
+    lacking = []
+    for line in plan.splitlines():
+        if line.startswith(MISSING):
+            lacking.append(line.removeprefix(MISSING))
     if lacking:
-        listed = "; ".join(line.removeprefix(MISSING) for line in lacking)
-        raise ConfigError(f"{named} could not be trained here: {listed}")
+        raise ConfigError(f"{named} could not be trained here: {'; '.join(lacking)}")
 
 
 def _rehearse(
@@ -168,12 +182,15 @@ def _rehearse(
 
     options.quiet_libraries()
     found = rehearse(config, given, plugin)
-    model = f"a tiny random {found.pipeline}" if found.pipeline else "the config's own model"
+    model = "the config's own model"
+    if found.pipeline:
+        model = f"a tiny random {found.pipeline}"
     lines = [f"rehearsed in {found.seconds:.0f} s: one iteration on {model}; nothing is kept"]
     if found.stood_in:
         lines.append(f"stood in for by the images' brightness: {', '.join(found.stood_in)}")
-    options_given = shlex.join([*given, *(word for name in plugin for word in ("--plugin", name))])
-    named = config if isinstance(config, str) else config.command
+    options_given, named = shlex.join([*given, *options.plugin_words(plugin)]), config
+    if not isinstance(config, str):
+        named = config.command
     lines.append(f"train it: flowrl train {named} {options_given}".rstrip())
     facts = {"pipeline": found.pipeline, "stood_in": found.stood_in, "seconds": found.seconds}
     show_or_write("\n".join(lines), {**facts, "summary": found.summary}, file)
@@ -201,8 +218,7 @@ def next_commands(config: Config, run: str) -> list[list[str]]:
     for file in source_paths(prompts, 0):
         sample += ["--source", f"{file}"]
     commands = [sample, ["flowrl", "eval", run], ["flowrl", "export", run]]
-    plugins = [word for name in config.plugins for word in ("--plugin", name)]
-    return [[*words, *plugins] for words in commands]
+    return [[*words, *options.plugin_words(config.plugins)] for words in commands]
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

@@ -72,8 +72,8 @@ def sample(
     if frames_of(chosen, found.model) == 1:
         page_format(out)
     starts = given_sources(found.model, chosen, prompts, source or [])
-    facts: dict[str, Any] = {"file": f"{out}", "of": found.what, "prompts": prompts}
-    facts |= {"images": images, "seed": chosen.eval.seed, "steps": chosen.eval.steps}
+    facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
+    facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
     each = found.what
     with explained(chosen, "sample"):
         more: dict[str, Any] = {"images": images, "sources": starts, "base": found.base}
@@ -87,9 +87,7 @@ def sample(
     if drawn.ndim == 5 and out.suffix.lower() in KINDS:
         save_film(drawn, out)
     else:
-        sources = None
-        if starts:
-            sources = torch.stack(list(map(torch.stack, starts)))
+        sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
         save_page(labelled_grid(columns, prompts, starts=sources), out)
     show_or_write(f"{len(drawn)} images of {each}: {out}", facts, json, silent=is_stdout(out))
 

@@ -94,9 +94,7 @@ def train(
     given = [*overrides, *changes]
     if seed is not None:
         given.append(f"seed={seed}")
-    source: str | Composition = str(config)
-    if model is not None and not again:
-        source = _on_model(str(config), model)
+    source = str(config) if model is None or again else _on_model(str(config), model)
     if dry_run:
         _show_plan(source, given, plugin, profile, json)
         return

@@ -272,10 +272,10 @@ def test_processes_that_compute_together_are_one(monkeypatch: pytest.MonkeyPatch
 
 def test_the_first_process_works_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of two does nothing itself, and gets what the work of the first returned."""
-    told = iter([[None, None], ["kept", None]])  # nobody failed; what came of it
+    told: list[list[object]] = [[None, None], ["kept", None]]  # nobody failed; what came of it
 
     def gathered(values: list[object], _: object) -> None:
-        values[:] = next(told)
+        values[:] = told.pop(0)
 
     def work() -> str:
         raise AssertionError

@@ -26,16 +26,10 @@ COLUMNS = (
 )
 """Names of what holds a prompt, the first that is there wins; in any case, with an s at the end,
 and with spaces or hyphens for the underscores."""
-WRAPPERS: tuple[str, ...] = (
-    "data",
-    "items",
-    "rows",
-    "records",
-    "examples",
-    "entries",
-    "annotations",
+WRAPPERS = (
+    *("data", "items", "rows", "records", "examples", "entries", "annotations"),
+    *("train", "test", "val", "validation"),
 )
-WRAPPERS += ("train", "test", "val", "validation")
 """Keys of a JSON object below which its records stand."""
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".avif", ".jxl")
 MEND = (

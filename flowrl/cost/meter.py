@@ -133,7 +133,9 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
             source = inputs[one.source]
             made = source.as_strided(one.size, one.stride, source.storage_offset() + one.offset)
         results.append(made)
-    return results[0] if kind is Tensor else kind(results)
+    if kind is Tensor:
+        return results[0]
+    return kind(results)
 
 
 def _key(value: Any) -> Any:
@@ -209,7 +211,9 @@ class DeviceRules(TorchFunctionMode):
             args, kwargs = _mapped(_widen, args), _mapped(_widen, kwargs)
         if func is F.rms_norm and self.one_pass_norms:
             return _rms_norm(*args, **kwargs)
-        return _attention(*args, **kwargs) if attention else func(*args, **kwargs)
+        if attention:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def leave(self) -> None:
         """Forget the short copies of the weights, as autocast does when its block ends."""
@@ -263,14 +267,15 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _widen(value: Any) -> Any:
-    short = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if short else value
+    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()
+    return value
 
 
 def _mapped(change: Callable[[Any], Any], values: Any) -> Any:
     if isinstance(values, dict):
         return {name: change(value) for name, value in values.items()}
-    return tuple(change(value) for value in values)
+    return tuple(map(change, values))
 
 
 def _attention(
@@ -325,8 +330,10 @@ class _OnePassNorm(torch.autograd.Function):
         x, weight, _ = ctx.saved_tensors
         # the kernel copies what is not contiguous
         whole, _ = x.contiguous(), grad.contiguous()
-        back = torch.empty_like(whole)
-        return back, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None
+        back, of_weight = torch.empty_like(whole), None
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.empty_like(weight)
+        return back, of_weight, None
 
 
 class MeteredVAE:

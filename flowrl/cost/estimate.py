@@ -188,9 +188,8 @@ def _training(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
     size = _micro_batch(config, forecast)
-    how = "with its activations"
-    if made.workload.tuning.runtime.checkpointing:
-        how = "computed anew block by block"
+    anew = made.workload.tuning.runtime.checkpointing
+    how = "computed anew block by block" if anew else "with its activations"
     return made.training(size).peak, size, f"a micro-batch of {_latents(made, size)}, {how}"
 
 
@@ -292,9 +291,7 @@ def _joined(config: Config, parts: list[MemoryPart]) -> int:
     those of all parts without leaves."""
     inner, leaves = _bytes(parts, "latents", "old means"), _bytes(parts, *_LEAVES)
     turns = config.train.parts
-    if turns == 1:
-        return inner + leaves
-    return max(inner // turns + leaves, inner)
+    return inner + leaves if turns == 1 else max(inner // turns + leaves, inner)
 
 
 def _bytes(parts: list[MemoryPart], *names: str) -> int:

@@ -295,9 +295,7 @@ def _frozen(counted: WeightCounts, width: int, quantize: str) -> MemoryPart:
 def moment_bytes(config: Config) -> int:
     """Return the bytes of one number of each of AdamW's two moments: 4, or 1 with
     ``optimizer: {fn: adamw8bit}``."""
-    if config.optimizer.fn == "adamw8bit":
-        return 1
-    return FLOAT
+    return 1 if config.optimizer.fn == "adamw8bit" else FLOAT
 
 
 class RewardNetwork(NamedTuple):

@@ -133,9 +133,7 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
             source = inputs[one.source]
             made = source.as_strided(one.size, one.stride, source.storage_offset() + one.offset)
         results.append(made)
-    if kind is Tensor:
-        return results[0]
-    return kind(results)
+    return results[0] if kind is Tensor else kind(results)
 
 
 def _key(value: Any) -> Any:

@@ -75,10 +75,7 @@ def _lower(config: Config, key: str) -> list[str]:
         values = vars(getattr(config, section))
     if name in values:
         value = int(values[name])
-        if value > 1:
-            ways.append(f"lower {key} (now {value})")
-        else:
-            ways.append(f"{key} is 1 already")
+        ways.append(f"lower {key} (now {value})" if value > 1 else f"{key} is 1 already")
     # options of the runtime that are off; CUDA graphs refuse offload
     if "runtime" in kwargs:
         on = kwargs["runtime"] or {}

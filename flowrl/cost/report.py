@@ -154,9 +154,7 @@ def _rewards_as_json(found: Estimate) -> dict[str, Any]:
     no peak."""
     networks, unknown = reward_networks(found.config)
     sizes = {one.name: {"bytes": one.bytes, "always": one.always} for one in networks}
-    peak = None
-    if found.largest is not None:
-        peak = found.largest.bytes
+    peak = None if found.largest is None else found.largest.bytes
     return {"networks": sizes, "not_counted": unknown, "peak": peak}
 
 

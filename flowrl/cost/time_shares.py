@@ -324,9 +324,7 @@ def moments(every: int, iterations: int) -> int:
 
 
 def _wide_or_short(operations: float, short: bool) -> Work:
-    if short:
-        return Work(short=operations)
-    return Work(wide=operations)
+    return Work(short=operations) if short else Work(wide=operations)
 
 
 def _together(works: Iterable[Work]) -> Work:

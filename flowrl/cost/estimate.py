@@ -88,7 +88,7 @@ class Estimate(NamedTuple):
             return []
         stay, visitor = staying(self.config), guest(self.config)
         whole = [phase._replace(kept=phase.kept + stay) for phase in self.phases]
-        # what else is kept is as while the images are decoded
+        # a network that rests otherwise scores beside what is kept while images are decoded
         for phase in whole:
             if visitor is not None and phase.name == "decode":
                 what = f"the network of the reward {visitor.name}"

@@ -58,9 +58,7 @@ class ExaminedRun:
     @property
     def rounding(self) -> float:
         """Return the largest difference that is rounding in the network's arithmetic."""
-        if self.dtype == torch.float32:
-            return 1e-4
-        return 5e-2
+        return 1e-4 if self.dtype == torch.float32 else 5e-2
 
     def encode(self, groups: list[int]) -> Cond:
         """Encode the prompts of these group ids, with what they start from."""

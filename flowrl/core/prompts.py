@@ -227,6 +227,11 @@ def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
                 reward.check_record(record, where)
 
 
+def task_of(record: Mapping[str, Any]) -> str:
+    """Return the task that a prompt belongs to, the `tag` of its record."""
+    return str(record.get("tag", "all"))
+
+
 def prompts_hash(prompts: PromptSet) -> str:
     """Return 16 hexadecimal digits that stand for the records, in their order."""
     lines = (json.dumps(record, sort_keys=True) for record in prompts.records)

@@ -66,6 +66,21 @@ def text_table(
     return "\n\n".join(parts)
 
 
+def indented_table(
+    rows: Sequence[Sequence[str]],
+    columns: int,
+    *,
+    left: int | Collection[int] = 1,
+    width: int | None = None,
+) -> list[str]:
+    """Draw a `text_table` to the right of so many empty columns -> its lines. In a terminal of
+    `width` columns it takes what is left of them, at least 20."""
+    if width is not None:
+        width = max(width - columns, 20)
+    drawn = text_table(rows, left=left, width=width)
+    return textwrap.indent(drawn, " " * columns).splitlines()
+
+
 def _narrowed(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[list[str]]:
     out = []
     for row in rows:

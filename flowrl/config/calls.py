@@ -98,8 +98,7 @@ class Call:
             with found.catch():
                 mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
         with found.catch():
-            besides = [name for name in reserved(key) if name != "fn"]
-            kwargs = arguments(rest, known, key, path, source, besides)
+            kwargs = arguments(rest, known, key, path, source, reserved(key)[1:])
         found.close()
         _check_positional(axis, path, function, kwargs, source.at(key))
         return cls(key, given["fn"], path, kwargs, mix, transform, function, **own)
@@ -113,7 +112,9 @@ class Call:
         arguments if there are any."""
         if inspect.isclass(self.function):
             return self.partial()()
-        return self.partial() if self.kwargs else self.function
+        if self.kwargs:
+            return self.partial()
+        return self.function
 
     def to_dict(self) -> dict[str, Any]:
         """Return the call as it would be written in YAML."""
@@ -144,10 +145,13 @@ def bind_all(key: str, raw: Any, source: Source, plugins: Sequence[str]) -> tupl
 
 
 def reserved(key: str) -> list[str]:
-    """Return the keys of a call that are no arguments of its function."""
-    mix = [axis_of(key).mix] if axis_of(key).mix else []
-    own = ["transform", "frames", "offload"] if name_of(key) == "rewards" else []
-    return ["fn", *mix, *own]
+    """Return the keys of a call that are no arguments of its function, `fn` first."""
+    found, mix = ["fn"], axis_of(key).mix
+    if mix:
+        found.append(mix)
+    if name_of(key) == "rewards":
+        found += ["transform", "frames", "offload"]
+    return found
 
 
 def settable_of(key: str, path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -173,7 +177,10 @@ def resolve(
         return _resolve_dotted(axis, fn, where, plugins)
     if axis.lookup == "plugin":
         raise ConfigError(f"{where}: expected a class of your own, {of_your_own(fn)}; got {fn!r}")
-    found = offers(axis, where, [fn] if axis.lookup == "file" else None)
+    files = None
+    if axis.lookup == "file":
+        files = [fn]
+    found = offers(axis, where, files)
     hits = [path for path in found if path.rpartition(".")[2] == fn]
     if len(hits) > 1:
         raise ConfigError(f"{where}: {fn!r} is ambiguous; write {' or '.join(hits)}")
@@ -199,9 +206,9 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
             if name not in there:
                 why = f"{unknown(name, there, 'file')}; for one of your own, {of_your_own(name)}"
                 raise ConfigError(f"{where}: {axis.package} {why}")
-        own = [name for name in there if name not in axis.files_of_other_axes]
-        mine = own if files is None else files
-        modules = [f"{axis.package}.{name}" for name in mine]
+        if files is None:
+            files = [name for name in there if name not in axis.files_of_other_axes]
+        modules = [f"{axis.package}.{name}" for name in files]
     modules += axis.techniques
     found = {}
     for module in modules:
@@ -225,7 +232,9 @@ def _call_of(
     axis: Axis, key: str, raw: Any, source: Source, plugins: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a call section as it was written, with the default `fn`. Raises ConfigError."""
-    call = {"fn": axis.default, **raw} if axis.default and isinstance(raw, dict) else raw
+    call = raw
+    if axis.default and isinstance(raw, dict):
+        call = {"fn": axis.default, **raw}
     if axis.chosen_by and isinstance(raw, dict) and raw.get("fn", AUTO) == AUTO and "path" in raw:
         for plugin in plugins:  # one of them may be chosen
             functions_of(plugin, source.at(key), plugin)
@@ -297,10 +306,11 @@ def _check_positional(
 ) -> None:
     if axis.positional is None:
         return
-    made = inspect.isclass(function)
+    handed = [None] * axis.positional
+    if inspect.isclass(function):  # an instance is called, which has its arguments already
+        handed, kwargs = [None, *handed], {}
     try:
-        handed = [None] * (axis.positional + made)
-        inspect.signature(_called(function)).bind(*handed, **({} if made else kwargs))
+        inspect.signature(_called(function)).bind(*handed, **kwargs)
     except TypeError as error:
         raise ConfigError(
             f"{where}: {path} does not belong here: it is called with {axis.positional} positional "
@@ -354,8 +364,9 @@ def reward_call(
         )
         steps = raw.get("transform")
         call = _absent(key, raw, why, bind_all(f"{key}.transform", steps or [], source, plugins))
-        kept = old is not None and old.path == PYTHON
-        return replace(call, function=old.function) if kept and old else call
+        if old is not None and old.path == PYTHON:
+            call = replace(call, function=old.function)
+        return call
     # one that nobody has changed is as good, or as absent, as before
     if old is not None and old.to_dict() == raw:
         return old
@@ -383,9 +394,10 @@ def model_call(raw: Any, source: Source, plugins: Sequence[str], before: Call | 
         handed = before is not None and before.function not in (None, call.function)
         if call.kwargs.get("path") == PYTHON and not (handed and before):
             return replace(call, function=_failing(why))
-        same = before is not None and before.kwargs.get("path") == call.kwargs.get("path")
-        same = same and before is not None and before.path == call.path
-        return replace(call, function=before.function) if same and before else call
+        called = call.path, call.kwargs.get("path")
+        if before is not None and (before.path, before.kwargs.get("path")) == called:
+            call = replace(call, function=before.function)
+        return call
     more = [name for name in raw if name != "fn"]
     if more:
         raise ConfigError(
@@ -432,7 +444,7 @@ def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -
     if not isinstance(mix, int | float):
         raise why
     kwargs = {name: value for name, value in raw.items() if name not in reserved(key)}
-    frames = raw.get("frames") if isinstance(raw.get("frames"), str) else ""
-    return Call(
-        key, raw["fn"], raw["fn"], kwargs, float(mix), transform, _failing(why), str(frames)
-    )
+    frames = raw.get("frames")
+    if not isinstance(frames, str):
+        frames = ""
+    return Call(key, raw["fn"], raw["fn"], kwargs, float(mix), transform, _failing(why), frames)

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.config.overrides import parse_yaml
+from flowrl.config.overrides import dotted, parse_yaml
 from flowrl.core.errors import ConfigError
 
 PAIR = "published for this pair"
@@ -85,14 +85,18 @@ class Composition(dict[str, Any]):
         """Write it as YAML, with the marks as comments; or other sections, such as a checked
         config's: a value that is not the composition's own is marked "set here" or, where the
         composition is silent, "flowrl's default"."""
+        if sections is None:
+            sections = self
         own = dict(leaves(self))
         marks = {}
-        for key, value in leaves(self if sections is None else sections):
-            same = key in own and own[key] == value
-            marks[key] = self.marks[key] if same else SET if key in own else DEFAULT
-        return "".join(
-            f"{line}\n" for line in _lines(self if sections is None else sections, marks, "", "")
-        )
+        for key, value in leaves(sections):
+            if key not in own:
+                marks[key] = DEFAULT
+            elif own[key] == value:
+                marks[key] = self.marks[key]
+            else:
+                marks[key] = SET
+        return "".join(f"{line}\n" for line in _lines(sections, marks, "", ""))
 
 
 @functools.cache
@@ -110,7 +114,7 @@ def read_piece(text: str, name: str) -> Piece:
 def leaves(value: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value that is no mapping, by its dotted key; a list is one value."""
     for name, inside in value.items():
-        whole = f"{key}.{name}" if key else str(name)
+        whole = dotted(key, name)
         if isinstance(inside, Mapping) and inside:
             yield from leaves(inside, whole)
         else:
@@ -132,17 +136,18 @@ def compose(home: Piece, model: Piece, judged: Judged, name: str, model_name: st
 
     def take(key: str, piece: Piece, value: Any) -> None:
         value = copy.deepcopy(value)  # files are read once
-        made[key] = {**made[key], **value} if key in made else value
         for leaf, _ in leaves({key: value}):
             origin[leaf] = piece
+        if key in made:
+            value = {**made[key], **value}
+        made[key] = value
 
     # what is the model's alone, and what is the method's alone
     for key in ONLY_MODELS:
         take(key, model, dict(of_model[key]))
     for key in METHOD:
         if key in at_home:
-            section = at_home[key]
-            take(key, home, dict(section) if isinstance(section, dict) else section)
+            take(key, home, at_home[key])
     judge = home if judged.alike else model
     _check_rewards(home, judged, model_name)
     for key in ("prompts", "rewards"):
@@ -154,10 +159,14 @@ def compose(home: Piece, model: Piece, judged: Judged, name: str, model_name: st
     marks = {}
     for leaf, _ in leaves(made):
         piece = origin.get(leaf)
-        published = f"{OTHER} ({home.name})" if piece is home else of_class
-        marks[leaf] = OURS if piece is None or judged.shapes and piece is home else published
-        if piece is not None and is_ours(piece.notes.get(leaf, ""), leaf.rpartition(".")[2]):
+        if piece is None or is_ours(piece.notes.get(leaf, ""), leaf.rpartition(".")[2]):
             marks[leaf] = OURS
+        elif piece is not home:
+            marks[leaf] = of_class
+        elif judged.shapes:
+            marks[leaf] = OURS
+        else:
+            marks[leaf] = f"{OTHER} ({home.name})"
     marks |= {"model.fn": ASKED, "model.path": ASKED}
     return Composition(made, marks, f"{home.name} on {model_name}")
 
@@ -166,8 +175,9 @@ def published_pair(own: Piece, model_name: str, where: str = PAIR) -> Compositio
     """Return the config of a method and a model as it is; `where` marks its published values."""
     marks = {}
     for leaf, _ in leaves(own.raw):
-        ours = is_ours(own.notes.get(leaf, ""), leaf.rpartition(".")[2])
-        marks[leaf] = OURS if ours else where
+        marks[leaf] = where
+        if is_ours(own.notes.get(leaf, ""), leaf.rpartition(".")[2]):
+            marks[leaf] = OURS
     return Composition(copy.deepcopy(own.raw), marks, f"{own.name} on {model_name}")
 
 
@@ -271,16 +281,17 @@ def is_ours(note: str, key: str) -> bool:
     for all that no other names, and else the first.
     """
     clauses = [clause.strip() for clause in re.split(r";|(?<!\d)\. ", note) if clause.strip()]
+    if not clauses:
+        return True
     named: dict[str, str] = {}
     rest = ""
     for clause in clauses:
         found = re.match(r"([a-z_]+(?:, [a-z_]+)*)(?:: | (?=ours))(.*)", clause)
         if found and not clause.startswith(("ours", "code", "paper", "example", "rest", "the ")):
-            named |= {one: found[2] for one in found[1].split(", ")}
+            named |= dict.fromkeys(found[1].split(", "), found[2])
         elif re.match(r"(the )?rest ours", clause):
             rest = "ours"
-    first = clauses[0] if clauses else "ours"
-    says = named.get(key) or rest or first
+    says = named.get(key) or rest or clauses[0]
     return says.startswith("ours")
 
 
@@ -291,18 +302,19 @@ def _notes(
     or of its section's first line, or above that."""
     assert isinstance(node, yaml.MappingNode)
     for name, value in node.value:
-        whole = f"{key}.{name.value}" if key else str(name.value)
+        whole = dotted(key, name.value)
         begins, ends = name.start_mark.line, value.end_mark.line
         own = [_comment(lines[begins])]
+        behind = _comment(lines[min(ends, len(lines) - 1)])
         if isinstance(value, yaml.MappingNode) and value.value:
-            inner = [*own, _comment(lines[min(ends, len(lines) - 1)]) if value.flow_style else ""]
-            inner += [_above(lines, begins), *around]
+            if value.flow_style:
+                own.append(behind)
+            inner = [*own, _above(lines, begins), *around]
             yield from _notes(value, lines, whole, inner)
             continue
         if isinstance(value, yaml.SequenceNode):
-            own.append(_comment(lines[min(ends, len(lines) - 1)]))
-        found = [note for note in (*own, *around) if note]
-        yield whole, found[0] if found else ""
+            own.append(behind)
+        yield whole, next(filter(None, (*own, *around)), "")
 
 
 def _comment(line: str) -> str:
@@ -326,10 +338,13 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of YAML: a mapping with one mark in one line where it fits."""
     for name, value in sections.items():
-        whole = f"{key}.{name}" if key else str(name)
+        whole = dotted(key, name)
         mapping = isinstance(value, Mapping) and bool(value)
-        inside = [mark for leaf, mark in marks.items() if leaf.startswith(f"{whole}.")]
-        found = list(dict.fromkeys(inside)) if mapping else [marks[whole]]
+        if mapping:
+            inside = [mark for leaf, mark in marks.items() if leaf.startswith(f"{whole}.")]
+        else:
+            inside = [marks[whole]]
+        found = list(dict.fromkeys(inside))
         line = f"{indent}{name}: {_flow(value)}"
         if len(found) == 1 and (not mapping or len(line) + len(found[0]) < 97):
             yield f"{line} # {found[0]}"

@@ -34,6 +34,7 @@ from flowrl.config.calls import (
 from flowrl.config.overrides import (
     Source,
     apply_override,
+    dotted,
     override_texts,
     parse_yaml,
     tuple_of_texts,
@@ -155,8 +156,9 @@ class Config:
         """Return the function of a call section ("plan", "rewards.shapes") with its keyword
         arguments filled in; a `seed` that is null is the run's."""
         calls = {k: v for k, v in vars(self).items() if isinstance(v, Call)}
-        calls |= {f"rewards.{name}": call for name, call in self.rewards.items()}
-        calls |= {f"parts.{name}": call for name, call in self.parts.items()}
+        for kind, named in (("rewards", self.rewards), ("parts", self.parts)):
+            for name, call in named.items():
+                calls[f"{kind}.{name}"] = call
         if key not in calls:
             where = self.source or "config"
             raise ConfigError(f"{where}: there is no call {key!r}; there is {', '.join(calls)}")
@@ -167,16 +169,16 @@ class Config:
         out: dict[str, Any] = {}
         for key in ORDER:
             value = getattr(self, key)
-            if isinstance(value, Call):
+            if isinstance(value, Call | Section):
                 out[key] = value.to_dict()
             elif isinstance(value, tuple):
                 if value:
                     out[key] = [call.to_dict() for call in value]
             elif isinstance(value, dict):
-                calls = {name: call.to_dict() for name, call in value.items()}
-                out |= {key: calls} if calls else {}
+                if value:
+                    out[key] = {name: call.to_dict() for name, call in value.items()}
             elif value is not None:
-                out[key] = value.to_dict() if isinstance(value, Section) else value
+                out[key] = value
         return out
 
     def replace(self, *overrides: str, **sections: Any) -> Config:
@@ -190,8 +192,7 @@ class Config:
 
     def __repr__(self) -> str:
         """Name what tells configs apart."""
-        of = self.model.kwargs.get("path", "")
-        model = self.model.fn + (f" {of}" if of else "")
+        model = f"{self.model.fn} {self.model.kwargs.get('path') or ''}".rstrip()
         return (
             f"Config({self.name!r}: model {model}, rewards {', '.join(self.rewards)}, "
             f"{self.train.iterations} iterations of {self.train.prompts} x {self.train.group} "
@@ -289,6 +290,7 @@ def build_config(
     Mistakes with those of all of them."""
     found = Collector()
     built: dict[str, Any] = {}
+    kept = vars(before) if before else {}
     for key, value in raw.items():
         if key not in ORDER:
             says = _unknown_section(key, raw)
@@ -296,14 +298,12 @@ def build_config(
         elif value is not None:  # null leaves a section out
             with found.catch():
                 if key == "rewards":
-                    kept = before.rewards if before else {}
-                    built[key] = _rewards(value, source, plugins, need_rewards, kept)
+                    old = kept.get(key, {})
+                    built[key] = _rewards(value, source, plugins, need_rewards, old)
                 elif key == "model":
-                    built[key] = model_call(
-                        value, source, plugins, before.model if before else None
-                    )
+                    built[key] = model_call(value, source, plugins, kept.get(key))
                 elif key == "parts":
-                    built[key] = _parts(value, source, plugins, before.parts if before else {})
+                    built[key] = _parts(value, source, plugins, kept.get(key, {}))
                 else:
                     built[key] = _section(key, value, source, plugins)
     missing = [key for key in REQUIRED if raw.get(key) is None]
@@ -316,9 +316,10 @@ def build_config(
             _try_plan(built["plan"], built.get("seed", 0), source.below("plan"))
     # the config itself compares its sections; beside other mistakes those that are right
     if found.lines:
-        absent = {key: make() for key, make in _DEFAULTS.items() if raw.get(key) is None}
-        wrong = {key: value for key, value in raw.items() if key == "kl"}
-        found.lines += disagreements(absent | wrong | built, source.at)
+        beside = {key: make() for key, make in _DEFAULTS.items() if raw.get(key) is None}
+        if "kl" in raw:
+            beside["kl"] = raw["kl"]
+        found.lines += disagreements(beside | built, source.at)
     found.close()
     return Config(**built, source=source.file, overrides=source.overrides, plugins=plugins)
 
@@ -382,8 +383,10 @@ def _parts(
 
 def _filled(call: Call, seed: int) -> functools.partial[Any]:
     """Return the function of a call with its arguments; a `seed` that is null is the run's."""
-    called, own = call.partial(), call.kwargs.get("seed", 0)
-    return called if own is not None else functools.partial(called, seed=seed)
+    called = call.partial()
+    if call.kwargs.get("seed", 0) is None:
+        called = functools.partial(called, seed=seed)
+    return called
 
 
 def _try_plan(plan: Call, seed: int, where: str) -> None:
@@ -432,7 +435,8 @@ def _wrong_training(built: Mapping[str, Any], at: Callable[[str], str]) -> list[
     # monitors that change the weight of a KL need one
     if monitors is not None and built.get("kl") is None:
         asking = monitors.asks_for("raise_kl")
-        asking += ["adaptive_kl"] if monitors.adaptive_kl else []
+        if monitors.adaptive_kl:
+            asking.append("adaptive_kl")
         for name in asking:
             said.append(f"{at(f'monitors.{name}')}: needs a kl section, whose weight it changes")
     return said
@@ -472,7 +476,9 @@ def check_eval_count(config: Config, prompts: int) -> None:
     images, best_of = config.eval.images, config.eval.best_of
     drawn = images * best_of * prompts
     if drawn > MOST_IMAGES:
-        of_each = f"{images:,} images" + (f", each the best of {best_of:,}," if best_of > 1 else "")
+        of_each = f"{images:,} images"
+        if best_of > 1:
+            of_each += f", each the best of {best_of:,},"
         raise ConfigError(
             f"eval.images, eval.best_of: {of_each} of each of {prompts:,} prompts are {drawn:,} to "
             f"draw, and an evaluation draws at most {MOST_IMAGES:,}"
@@ -506,8 +512,9 @@ def check_config(config: Any) -> None:
     """Raise ConfigError for what is no config, such as the name of one."""
     if isinstance(config, Config):
         return
-    named = isinstance(config, str | os.PathLike)
-    hint = f"flowrl.load_config({os.fspath(config)!r})" if named else "flowrl.load_config"
+    hint = "flowrl.load_config"
+    if isinstance(config, str | os.PathLike):
+        hint += f"({os.fspath(config)!r})"
     raise ConfigError(f"expected a config, as {hint} gives it, got {show(config)}")
 
 
@@ -535,7 +542,7 @@ def flat(value: Any, key: str = "") -> dict[str, Any]:
         return {key: value}
     found: dict[str, Any] = {}
     for name, inside in value.items():
-        found |= flat(inside, f"{key}.{name}" if key else str(name))
+        found |= flat(inside, dotted(key, name))
     return found
 
 

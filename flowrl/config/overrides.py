@@ -75,9 +75,11 @@ class _StrictLoader(yaml.SafeLoader):
         seen: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            problem = f"duplicate key {key!r}" if isinstance(key, str) and key in seen else ""
+            problem = ""
             if not isinstance(key, str):
                 problem = f"expected a text as key, got {key!r}"
+            elif key in seen:
+                problem = f"duplicate key {key!r}"
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
@@ -117,13 +119,22 @@ class Source:
         return self.at(key)
 
 
+def dotted(above: str, name: object) -> str:
+    """Return the key of what is called `name` below the key `above`, "" at the top."""
+    if not above:
+        return str(name)
+    return f"{above}.{name}"
+
+
 def tuple_of_texts(values: Any, what: str) -> tuple[str, ...]:
     """Return a list of texts as a tuple. Raises ConfigError for one text alone, which would be read
     letter by letter, and for anything else."""
     if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
         return tuple(values)
-    hint = f"; write [{values!r}]" if isinstance(values, str) else ""
-    raise ConfigError(f"{what}: expected a list of texts, got {show(values)}{hint}")
+    got = show(values)
+    if isinstance(values, str):
+        got += f"; write [{values!r}]"
+    raise ConfigError(f"{what}: expected a list of texts, got {got}")
 
 
 def override_texts(values: Mapping[str, Any], key: str = "") -> list[str]:
@@ -135,7 +146,7 @@ def override_texts(values: Mapping[str, Any], key: str = "") -> list[str]:
     """
     texts = []
     for name, value in values.items():
-        whole = f"{key}.{name}" if key else str(name)
+        whole = dotted(key, name)
         if isinstance(value, Mapping) and value and "fn" not in value:
             texts += override_texts(value, whole)
         else:

@@ -97,28 +97,28 @@ def section_schema(section: type[Section]) -> Schema:
     # of pydantic's own schema only the descriptions are taken: a value may be a text of a number
     said = TypeAdapter(section).json_schema()
     hints, inner = typing.get_type_hints(section, include_extras=True), section.inner()
-    properties = {}
+    properties, required = {}, []
     for field in fields(section):
         about = " ".join(said["properties"][field.name].get("description", "").split())
-        if field.name in inner:
-            one = section_schema(inner[field.name])
-            optional = {"anyOf": [one, {"type": "null"}]}
-            always = hints[field.name] is inner[field.name]
-            properties[field.name] = {"description": about, **(one if always else optional)}
-            continue
-        default = {} if field.default is MISSING else {"default": field.default}
-        properties[field.name] = {"description": about, **schema_of(hints[field.name]), **default}
-    required = []
-    for field in fields(section):
         if field.default is MISSING and field.default_factory is MISSING:
             required.append(field.name)
-    return {
+        if field.name in inner:
+            one = section_schema(inner[field.name])
+            if hints[field.name] is not inner[field.name]:
+                one = {"anyOf": [one, {"type": "null"}]}
+            properties[field.name] = {"description": about, **one}
+            continue
+        properties[field.name] = {"description": about, **schema_of(hints[field.name])}
+        if field.default is not MISSING:
+            properties[field.name]["default"] = field.default
+    schema: Schema = {
         "description": inspect.getdoc(section),
         "type": "object",
         "additionalProperties": False,
-        **({"required": required} if required else {}),
-        "properties": properties,
     }
+    if required:
+        schema["required"] = required
+    return {**schema, "properties": properties}
 
 
 def call_schema(axis: str) -> Schema:
@@ -148,8 +148,10 @@ def call_schema(axis: str) -> Schema:
     required = [] if default else ["fn"]
     if mix == "beta":
         required.append("beta")
-    by_name = {"allOf": cases} if cases else {}
-    return {"type": "object", "required": required, "properties": {"fn": fn}, **by_name}
+    schema: Schema = {"type": "object", "required": required, "properties": {"fn": fn}}
+    if cases:
+        schema["allOf"] = cases
+    return schema
 
 
 def functions(axis: str) -> dict[str, Any]:
@@ -171,8 +173,10 @@ def _arguments(axis: str, function: Any) -> Schema:
             needed.append(name)
     for key in reserved(axis)[1:]:
         properties[key] = MIX[key] if key in MIX else _one_or_several("transform")
-    required = {"required": needed} if needed else {}
-    return {"additionalProperties": False, **required, "properties": properties}
+    schema: Schema = {"additionalProperties": False}
+    if needed:
+        schema["required"] = needed
+    return {**schema, "properties": properties}
 
 
 def _default(value: Any) -> Schema:
@@ -181,8 +185,9 @@ def _default(value: Any) -> Schema:
         written = plain(value)
     except TypeError:
         return {}
-    finite = not isinstance(written, float) or math.isfinite(written)
-    return {"default": written} if finite else {}
+    if isinstance(written, float) and not math.isfinite(written):
+        return {}
+    return {"default": written}
 
 
 def _one_or_several(axis: str) -> Schema:

@@ -31,6 +31,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from typing_extensions import TypedDict, is_typeddict
 
 from flowrl.core.errors import ConfigError, near, unknown
+from flowrl.core.files import shortened
 
 Schema = dict[str, Any]  # a JSON schema without references
 MOST = 1e300  # a limit that only keeps infinity out
@@ -49,9 +50,7 @@ _INT = re.compile(r"[+-]?[0-9]{1,99}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def convert(
-    value: Any, hint: Any, key: str = "", at: Callable[[str], str] = lambda key: key
-) -> Any:
+def convert(value: Any, hint: Any, key: str = "", at: Callable[[str], str] = str) -> Any:
     """Return `value` as the annotated type.
 
     Raises Mistakes with one line for each thing that is wrong in it; `at` says where a dotted key
@@ -77,7 +76,7 @@ def type_words(schema: Schema) -> str:
     """Name a type in the words of someone who writes YAML."""
     # the most telling part first: alternatives, then listed values
     if "anyOf" in schema:
-        return " or ".join(type_words(branch) for branch in schema["anyOf"])
+        return " or ".join(map(type_words, schema["anyOf"]))
     if choices(schema):
         return "one of " + ", ".join(map(repr, choices(schema)))
     if schema.get("format") == "path":
@@ -87,31 +86,33 @@ def type_words(schema: Schema) -> str:
     if kind == "array":
         return _words_of_list(schema)
     if kind == "object":
-        inner = schema.get("additionalProperties")
-        known = ", ".join(schema.get("properties", ()))
-        to = f" to {type_words(inner)}" if isinstance(inner, dict) and inner else ""
-        return f"a mapping{to}" + (f" of {known}" if known else "")
+        return _words_of_mapping(schema)
     if schema.get("minLength") == 1:
         return "a text that is not empty"
     # limits of numbers; MOST only says "finite"
     limits = {sign: schema[name] for name, sign in _LIMITS.items() if name in schema}
-    finite = "a finite number" if max(limits.values(), default=0) == MOST else ""
+    words = _WORDS.get(kind, "any value")
+    if max(limits.values(), default=0) == MOST:
+        words = "a finite number"
     said = [f"{sign} {_SAID.get(n, n)}" for sign, n in limits.items() if abs(n) != MOST]
-    return f"{finite or _WORDS.get(kind, 'any value')} {' and '.join(said)}".rstrip()
+    return f"{words} {' and '.join(said)}".rstrip()
 
 
 def choices(schema: Schema) -> list[Any]:
     """Return the values that a schema lists, in a union those of all members."""
-    listed = [choice for branch in schema.get("anyOf", ()) for choice in choices(branch)]
-    return [*listed, *schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    listed: list[Any] = []
+    for branch in schema.get("anyOf", ()):
+        listed += choices(branch)
+    listed += schema.get("enum", ())
+    if "const" in schema:
+        listed.append(schema["const"])
+    return listed
 
 
 def show(value: Any) -> str:
     """Write a value for a message: cut where it is long, and with its kind."""
-    text = repr(value)
-    short = text if len(text) <= 80 else f"{text[:77]}..."
     kind = _WORDS.get(_TYPES.get(type(value), ""), type(value).__name__)
-    return f"{short} ({kind})"
+    return f"{shortened(repr(value), 80)} ({kind})"
 
 
 def plain(value: Any) -> Any:
@@ -143,8 +144,8 @@ def _strict(hint: Any, *limits: Any) -> Any:
         return _strict(args[0], *args[1:], *limits)
     # YAML 1.1 reads 1e-4 as a text, so a number may come as the text of one
     if base in (int, float):
-        reader = BeforeValidator(_whole if base is int else _number)
-        return Annotated[hint, Strict(), *limits, reader]
+        read = {int: _whole, float: _number}[base]
+        return Annotated[hint, Strict(), *limits, BeforeValidator(read)]
     if base in (str, bool):
         return Annotated[hint, Strict(), *limits]
     if base is Literal:
@@ -169,10 +170,9 @@ def _strict(hint: Any, *limits: Any) -> Any:
 
 def _strict_union(members: tuple[Any, ...], limits: tuple[Any, ...]) -> Any:
     # a text stays a text in `int | str`, and 1 is whole in `float | int`
-    order = [str, bool, int, float]
-    ranks = {m: order.index(m) if m in order else -1 for m in members}
+    order = {str: 1, bool: 2, int: 3, float: 4}
     strict = []
-    for member in sorted(ranks, key=ranks.__getitem__):
+    for member in sorted(dict.fromkeys(members), key=lambda member: order.get(member, 0)):
         own = () if member is type(None) else limits
         strict.append(_strict(member, *own))
     if len(strict) == 2 and type(None) in strict:
@@ -235,7 +235,7 @@ def _lines(
             known = _branch(owner, "properties").get("properties", {})
             lines.append(f"{at(where)}: {section} {unknown(path[-1], known, 'option')}")
         else:
-            hint = near(got, map(str, choices(here))) if choices(here) else ""
+            hint = near(got, map(str, choices(here)))
             lines.append(f"{at(where)}: expected {type_words(here)}, got {show(got)}{hint}")
     return lines
 
@@ -274,11 +274,23 @@ def _inside(schema: Schema, step: int | str) -> Schema:
 
 def _words_of_list(schema: Schema) -> str:
     if "prefixItems" in schema:
-        each = dict.fromkeys(type_words(item) for item in schema["prefixItems"])
+        each = dict.fromkeys(map(type_words, schema["prefixItems"]))
         return f"a list of {len(schema['prefixItems'])} values, each {' or '.join(each)}"
-    kind = "a list that is not empty" if schema.get("minItems") else "a list"
-    inner = type_words(schema["items"]) if schema.get("items") else ""
-    return f"{kind}, each {inner}" if inner else kind
+    words = "a list"
+    if schema.get("minItems"):
+        words += " that is not empty"
+    if schema.get("items"):
+        words += f", each {type_words(schema['items'])}"
+    return words
+
+
+def _words_of_mapping(schema: Schema) -> str:
+    words, inner = "a mapping", schema.get("additionalProperties")
+    if isinstance(inner, dict) and inner:
+        words += f" to {type_words(inner)}"
+    if schema.get("properties"):
+        words += f" of {', '.join(schema['properties'])}"
+    return words
 
 
 def _inlined(node: Any, known: dict[str, Any]) -> Any:
@@ -289,10 +301,12 @@ def _inlined(node: Any, known: dict[str, Any]) -> Any:
         return node
     if "$ref" in node:
         return _inlined(known[node["$ref"].rpartition("/")[2]], known)
-    kept = {k: v for k, v in node.items() if k != "title" or isinstance(v, dict)}
     out = {}
-    for key, value in kept.items():
-        out[key] = _short(value) if key in _LIMITS else _inlined(value, known)
+    for key, value in node.items():
+        if key in _LIMITS:
+            out[key] = _short(value)
+        elif key != "title" or isinstance(value, dict):
+            out[key] = _inlined(value, known)
     return out
 
 
@@ -309,8 +323,10 @@ class Mistakes(ConfigError):
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
-        several = f"{len(self.lines)} mistakes:\n  " + "\n  ".join(self.lines)
-        super().__init__(several if len(self.lines) > 1 else self.lines[0])
+        message = self.lines[0]
+        if len(self.lines) > 1:
+            message = f"{len(self.lines)} mistakes:\n  " + "\n  ".join(self.lines)
+        super().__init__(message)
 
 
 class Collector:

@@ -119,8 +119,10 @@ def known_ahead(function: Any, arguments: Mapping[str, Any]) -> Ahead:
         found: Ahead = ahead(**arguments)
         return found
     facts = getattr(function, "facts", None)
-    names = [name for name in Ahead._fields if hasattr(facts, name)]
-    return Ahead(**{name: getattr(facts, name) for name in names})
+    known: dict[str, Any] = {}
+    for name, default in Ahead._field_defaults.items():
+        known[name] = getattr(facts, name, default)
+    return Ahead(**known)
 
 
 @runtime_checkable

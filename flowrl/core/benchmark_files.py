@@ -8,7 +8,7 @@ A config or `--prompts` names one with its format in front: `dpg:dpg_bench.csv`,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from flowrl.core.prompt_files import (
     csv_rows,
     first_row,
     hub_rows,
+    labelled,
     prompt_name,
     read_hub,
     read_items,
@@ -119,9 +120,15 @@ def read_unigenbench(path: str) -> Items:
                 f"{where}: column {sub}: expected JSON with {names}, got {row[sub][:80]!r} "
                 f"{error}".rstrip()
             ) from error
-        points, asked = (raw[key] for key in keys)
-        record = {"prompt": row[prompt].strip(), "testpoints": points}
-        yield where, {**record, "descriptions": asked, "index": row.get("index", "")}
+        yield (
+            where,
+            {
+                "prompt": row[prompt].strip(),
+                "testpoints": raw[keys[0]],
+                "descriptions": raw[keys[1]],
+                "index": row.get("index", ""),
+            },
+        )
 
 
 def _dimensions(names: Iterable[str]) -> str | None:
@@ -132,23 +139,22 @@ def _dimensions(names: Iterable[str]) -> str | None:
 def format_within(file: Path) -> str:
     """Say by its columns of which benchmark a file is, whose rows are not a prompt each; "" for any
     other."""
-    if file.suffix.lower() != ".csv":
-        return ""
-    return "dpg" if {*DPG} <= {*first_row(text_of(file), ",")} else ""
+    if file.suffix.lower() == ".csv" and {*DPG} <= {*first_row(text_of(file), ",")}:
+        return "dpg"
+    return ""
 
 
 def read_geneval2(path: str) -> Items:
     """Read GenEval 2's JSONL (2512.16853): "vqa_list" of [question, answer], "skills",
     "atom_count" -> records whose tag is the number of atoms."""
-    hub = path.startswith(_HUB)
-    for where, item in hub_rows(path.removeprefix(_HUB)) if hub else read_items(_file(path)):
+    if path.startswith(_HUB):
+        items = hub_rows(path.removeprefix(_HUB))
+    else:
+        items = read_items(resource(path))
+    for where, item in items:
         if not isinstance(item, dict) or not isinstance(item.get("vqa_list"), list):
             raise DataError(f'{where}: expected an object with a "vqa_list", got {item!r:.100}')
         yield where, {"tag": f"{item.get('atom_count', '?')} atoms", **item}
-
-
-def _file(path: str) -> Path:
-    return resource(path)
 
 
 def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -156,31 +162,29 @@ def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, s
     if path.startswith(_HUB):
         # on the hub columns have types: all become texts, as in a CSV
         for where, found in hub_rows(path.removeprefix(_HUB)):
-            gone = [name for name in needed if name not in found]
-            if gone:
-                raise DataError(
-                    f"{where}: expected columns {', '.join(needed)}; {gone} are not there"
-                )
+            _check_columns(found, needed, where)
             texts = {}
             for key, value in found.items():
                 texts[key] = "" if value is None else str(value)
             yield where, texts
         return
-    file = _file(path)
+    file = resource(path)
     names: list[str] = []
     for where, row in csv_rows(text_of(file), str(file), ","):
         # the first row names the columns
         if not names:
             names = row
-            missing = [name for name in needed if name not in names]
-            if missing:
-                raise DataError(
-                    f"{file}: expected columns {', '.join(needed)}; {missing} are not there"
-                )
+            _check_columns(names, needed, str(file))
             continue
         if len(row) != len(names):
             raise DataError(f"{where}: expected {len(names)} columns, got {len(row)}")
         yield where, dict(zip(names, row, strict=True))
+
+
+def _check_columns(names: Collection[str], needed: tuple[str, ...], where: str) -> None:
+    gone = [name for name in needed if name not in names]
+    if gone:
+        raise DataError(f"{where}: expected columns {', '.join(needed)}; {gone} are not there")
 
 
 def read_compbench(path: str) -> Items:
@@ -224,7 +228,7 @@ def _read(file: Path) -> Items:
     category = _category(file.stem, str(file))
     lists = _lists(file) if category == "complex" else {}
     for where, item in read_items(file):
-        record = {"prompt": item} if isinstance(item, str) else item
+        record = labelled(item, {})
         if not isinstance(record, dict):
             yield where, record  # the caller says what is wrong with it
             continue
@@ -278,4 +282,6 @@ READERS: dict[str, Callable[[str], Items]] = {
 def format_of(path: str) -> tuple[str, str]:
     """Split `dpg:file.csv` into format and path; ("", path) where no format is named."""
     kind, colon, rest = path.partition(":")
-    return (kind, rest) if colon and kind in READERS else ("", path)
+    if colon and kind in READERS:
+        return kind, rest
+    return "", path

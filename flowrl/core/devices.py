@@ -107,7 +107,8 @@ def check_folder(path: str, who: str, inside: str = "") -> None:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(path, f"{inside}/{CONFIG}".lstrip("/"))
-        folder = Path(found).parent if isinstance(found, str) else folder
+        if isinstance(found, str):
+            folder = Path(found).parent
     about = folder / CONFIG
     if about.is_file() and "quantization_config" in read_json(about, dict[str, Any]):
         return

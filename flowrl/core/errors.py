@@ -104,19 +104,23 @@ def near(name: object, known: Iterable[str], *, most: int = 3, cutoff: float = 0
     text, ranked = str(name), list[tuple[float, str]]()
     for each in dict.fromkeys(known):
         # the whole name counts a little more than its last part, and that more than a word of it
-        words = {part: 0.02 for part in re.split(r"[/._-]", each)}
+        words = dict.fromkeys(re.split(r"[/._-]", each), 0.02)
         words |= {re.split(r"[/.]", each)[-1]: 0.01, each: 0.0}
         best = 0.0
         for word, less in words.items():
             best = max(best, DamerauLevenshtein.normalized_similarity(text, word) - less)
         ranked.append((best, each))
+    if not ranked:
+        return ""
     ranked.sort(key=lambda found: (-found[0], found[1]))
-    least = max(cutoff, ranked[0][0] - _BEHIND) if ranked else cutoff
+    least = max(cutoff, ranked[0][0] - _BEHIND)
     found = [repr(each) for value, each in ranked[:most] if value >= least]
     if not found:
         return ""
     *others, last = found
-    return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    if not others:
+        return f"; did you mean {last}?"
+    return f"; did you mean {', '.join(others)} or {last}?"
 
 
 def unknown(name: object, known: Iterable[str], kind: str) -> str:

@@ -77,7 +77,7 @@ def replacing(
         # safetensors, which need not be loaded, reports a full disk as its own error
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = getattr(error, "strerror", None) or error
         raise RunError(
             f"cannot write {what or path}: {reason}; nothing half-written was kept"
         ) from error
@@ -147,23 +147,23 @@ def parse_json(
     halves of characters are let through, for a caller that says of which value they are. Raises
     `error` with place and reason.
     """
+    hooks: dict[str, Any] = {"object_pairs_hook": _object, "parse_constant": _constant}
+    if values:
+        hooks |= {"parse_float": _float, "parse_int": _int}
+    if constants:
+        hooks["parse_constant"] = float
     try:
-        # json would guess UTF-16 and UTF-32, too
-        text = data if isinstance(data, str) else bytes(data).decode("utf-8-sig")
-        found = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_float=_float if values else None,
-            parse_int=_int if values else None,
-            parse_constant=float if constants else _constant,
-        )
+        if not isinstance(data, str):  # json would guess UTF-16 and UTF-32, too
+            data = bytes(data).decode("utf-8-sig")
+        found = json.loads(data, **hooks)
         # a look inside only where the text can hold what is looked for
-        if text.count("[") + text.count("{") > DEEPEST or "\\u" in text:
+        if data.count("[") + data.count("{") > DEEPEST or "\\u" in data:
             _check_inside(found, characters=values)
     except json.JSONDecodeError as raised:
-        place = f"{where}, line {raised.lineno}" if raised.lineno > 1 else where
+        if raised.lineno > 1:
+            where += f", line {raised.lineno}"
         raise error(
-            f"{place}, column {raised.colno}: expected JSON, got a fault in it: {raised.msg}"
+            f"{where}, column {raised.colno}: expected JSON, got a fault in it: {raised.msg}"
         ) from raised
     except RecursionError as raised:
         raise error(f"{where}: expected JSON, got lists or objects nested too deeply") from raised
@@ -183,12 +183,12 @@ def shaped(value: Any, shape: Any, where: str, *, error: type[Exception] = RunEr
         return value
     except ValidationError as raised:
         first = raised.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(map(str, first["loc"]))
+        if place:
+            where += f": {place}"
         got = shortened(repr(first["input"]))
-        raise error(
-            f"{where}{f': {place}' if place else ''}: {first['msg'][:1].lower()}"
-            f"{first['msg'][1:]}, got {got}"
-        ) from raised
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise error(f"{where}: {said}, got {got}") from raised
 
 
 @cache
@@ -198,9 +198,11 @@ def _adapter(shape: Any) -> Any:
     return TypeAdapter(shape)
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = 60) -> str:
     """Cut a text for a message."""
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 3]}..."
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -376,7 +378,7 @@ def _exchange(draft: Path, path: Path, *, overwrite_folder: bool) -> None:
 
 def _flush(path: Path) -> None:
     """Flush a file, or a folder with all that is in it, to the disk."""
-    for inside in sorted(path.rglob("*")) if path.is_dir() else []:
+    for inside in sorted(path.rglob("*")):
         sync(inside)
     sync(path)
 

@@ -19,7 +19,7 @@ import site
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,17 @@ def facts_of_path(path: Path) -> Facts:
     very many one digest of their names, sizes and times. Raises OSError."""
     if path.is_file():
         return {path.name: facts_of_file(path)}
-    files = []
+    files = {}
     for file in sorted(path.rglob("*")):
         if file.suffix.lower() in (*SUFFIXES, *IMAGES) and file.is_file():
-            files.append(file)
-    names = [file.relative_to(path).as_posix() for file in files]
+            files[file.relative_to(path).as_posix()] = file
     if len(files) > MOST_FILES:
-        stats = [file.stat() for file in files]
-        listed = [[n, s.st_size, s.st_mtime_ns] for n, s in zip(names, stats, strict=True)]
+        listed = []
+        for name, file in files.items():
+            about = file.stat()
+            listed.append([name, about.st_size, about.st_mtime_ns])
         return {f"{len(files)} files": short_digest(listed)}
-    return {name: facts_of_file(file) for name, file in zip(names, files, strict=True)}
+    return {name: facts_of_file(file) for name, file in files.items()}
 
 
 def facts_of_name(name: str) -> Facts:
@@ -87,8 +88,10 @@ def facts_of_name(name: str) -> Facts:
     revision of a repository of the hub that was downloaded; {} where it names neither."""
     try:
         found = find_resource(os.path.expanduser(name))
-        if found is not None:  # but not all that lies around the working folder
-            return {} if Path.cwd().is_relative_to(found) else facts_of_path(found)
+        if found is not None and Path.cwd().is_relative_to(found):
+            return {}  # not all that lies around the working folder
+        if found is not None:
+            return facts_of_path(found)
     except (ConfigError, OSError, ValueError):  # an empty text, a pipe, a letter that is none
         return {}
     owner, _, rest = name.partition("/")
@@ -106,15 +109,16 @@ def facts_of_name(name: str) -> Facts:
 
 def facts_of_values(values: Any) -> Facts:
     """Return the facts of every text in nested arguments that names files, by that text."""
+    facts: Facts = {}
     if isinstance(values, str | Path):
         found = facts_of_name(str(values))
-        return {str(values): found} if found else {}
-    rows: Iterable[Any] = values.values() if isinstance(values, Mapping) else ()
-    if isinstance(values, list | tuple):
-        rows = values
-    facts: Facts = {}
-    for value in rows:
-        facts |= facts_of_values(value)
+        if found:
+            facts[str(values)] = found
+    elif isinstance(values, Mapping):
+        facts = facts_of_values(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            facts |= facts_of_values(value)
     return facts
 
 
@@ -132,7 +136,9 @@ def facts_of_source(function: Callable[..., Any], besides: tuple[str, ...] = ())
     own = left[0].partition(".")[0]
     while left:
         module = left.pop()
-        file = None if module in facts else _source_of(module, own, besides)
+        if module in facts:
+            continue
+        file = _source_of(module, own, besides)
         if file is None:
             continue
         raw = file.read_bytes()
@@ -159,11 +165,14 @@ def _code_of(raw: bytes) -> bytes:
             rows = range(first.lineno - 1, first.end_lineno or first.lineno)
             before = str(lines[rows[0]]).encode()[: first.col_offset]
             after = str(lines[rows[-1]]).encode()[first.end_col_offset :]
-            for row in rows if not before.strip() and not after.strip() else ():
-                lines[row] = None
+            if not before.strip() and not after.strip():
+                for row in rows:
+                    lines[row] = None
     # comments, and the lines that were nothing else
     for token in tokens:
-        line = lines[token.start[0] - 1] if token.type == tokenize.COMMENT else None
+        if token.type != tokenize.COMMENT:
+            continue
+        line = lines[token.start[0] - 1]
         if line is not None:
             lines[token.start[0] - 1] = line[: token.start[1]].rstrip() or None
     return "\n".join(line.rstrip("\n") for line in lines if line is not None).encode()
@@ -180,14 +189,18 @@ def _source_of(module: str, own: str, besides: tuple[str, ...]) -> Path | None:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError, AttributeError):
         spec = None
-    origin = spec.origin if spec is not None else getattr(sys.modules.get(package), "__file__", "")
+    origin = getattr(sys.modules.get(package), "__file__", "")
+    if spec is not None:
+        origin = spec.origin
     if not origin or not origin.endswith(".py"):
         return None
     installed = any(Path(origin).is_relative_to(place) for place in _installed())
     if installed and package not in (own, "flowrl"):
         return None
     # from there the file, without the import that `find_spec` of a module would make
-    place = Path(origin).parent.joinpath(*rest.split(".")) if rest else Path(origin)
+    place = Path(origin)
+    if rest:
+        place = place.parent.joinpath(*rest.split("."))
     found = (place, place.with_suffix(".py"), place / "__init__.py")
     return next((file for file in found if file.is_file()), None)
 
@@ -197,7 +210,7 @@ def _installed() -> tuple[Path, ...]:
     """Return where Python and installed packages lie."""
     paths = sysconfig.get_paths()
     found = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
-    return tuple(Path(place) for place in {*found, *site.getsitepackages()})
+    return tuple(map(Path, {*found, *site.getsitepackages()}))
 
 
 def _imports(module: str, raw: bytes, *, is_package: bool) -> Iterator[str]:
@@ -214,7 +227,9 @@ def _imports(module: str, raw: bytes, *, is_package: bool) -> Iterator[str]:
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([base] if base else [])])
+                if base:
+                    above.append(base)
+                base = ".".join(above)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
@@ -248,8 +263,10 @@ def without_times(facts: Mapping[str, Any]) -> Facts:
     for key, value in facts.items():
         if isinstance(value, Mapping):
             found[key] = without_times(value)
+        elif isinstance(value, str):
+            found[key] = value.partition(", written ")[0]
         else:
-            found[key] = value.partition(", written ")[0] if isinstance(value, str) else value
+            found[key] = value
     return found
 
 
@@ -266,4 +283,6 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _shown(facts: Mapping[str, Any], key: str) -> str:
     value = facts.get(key, "nothing")
-    return value if isinstance(value, str) and len(value) <= 100 else f"{value!r:.100}"
+    if isinstance(value, str) and len(value) <= 100:
+        return value
+    return f"{value!r:.100}"

@@ -166,7 +166,9 @@ def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
 def url(listener: socket.socket) -> str:
     """Return the address of a listening socket."""
     name, number = listener.getsockname()[:2]
-    return f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+    if ":" in name:  # an address of IPv6
+        name = f"[{name}]"
+    return f"http://{name}:{number}"
 
 
 @contextlib.contextmanager

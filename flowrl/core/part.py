@@ -248,9 +248,10 @@ class Part:
         """Say what of a config brings the part in, for messages."""
         for when in self.when:
             kind, _, rest = when.partition(".")
-            if kind in ("needs", "credit"):
-                fn = config.credit.fn if kind == "credit" else config.loss.fn
-                return f"{'credit' if kind == 'credit' else 'loss'} {fn}"
+            if kind == "credit":
+                return f"credit {config.credit.fn}"
+            if kind == "needs":
+                return f"loss {config.loss.fn}"
             if kind == "config" and _set(config, rest):
                 return rest
         return self.title()

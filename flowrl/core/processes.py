@@ -75,14 +75,16 @@ class World:
         Tensors must be on the CPU. All values are our own processes': they are pickled on the way.
         Raises ProcessLost if one of them is gone.
         """
-        return [value] if self.alone else self._gather(value)[:: self.context]
+        return self._gather(value)[:: self.context]
 
     def _gather(self, value: T) -> list[T]:
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.size * self.context
-        call = partial(torch.distributed.all_gather_object, values, value)
-        self._exchange(partial(_heard, call) if launched() else call)
+        call: Callable[[], object] = partial(torch.distributed.all_gather_object, values, value)
+        if launched():
+            call = partial(_heard, call)
+        self._exchange(call)
         return values
 
     def totals(self, rows: Sequence[Sequence[int]], columns: int) -> list[int]:
@@ -143,7 +145,9 @@ class World:
         except BaseException as error:
             failed = error
         # all tell each other how it went, as (is it a reward's, its message)
-        mine = None if failed is None else (isinstance(failed, RewardError), f"{failed}")
+        mine = None
+        if failed is not None:
+            mine = isinstance(failed, RewardError), f"{failed}"
         try:
             answers = self._gather(mine)
         except ProcessLost:

@@ -26,16 +26,10 @@ COLUMNS = (
 )
 """Names of what holds a prompt, the first that is there wins; in any case, with an s at the end,
 and with spaces or hyphens for the underscores."""
-WRAPPERS: tuple[str, ...] = (
-    "data",
-    "items",
-    "rows",
-    "records",
-    "examples",
-    "entries",
-    "annotations",
+WRAPPERS = (
+    *("data", "items", "rows", "records", "examples", "entries", "annotations"),
+    *("train", "test", "val", "validation"),
 )
-WRAPPERS += ("train", "test", "val", "validation")
 """Keys of a JSON object below which its records stand."""
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".avif", ".jxl")
 MEND = (
@@ -92,11 +86,12 @@ def text_of(file: Path) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        got = f"0x{data[error.start]:02x}"
         # Windows programs often save UTF-16; its mark gives it away
-        utf16 = " (it looks like UTF-16)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            got += " (it looks like UTF-16)"
         raise DataError(
-            f"{file}, line {line}: expected UTF-8 text, got the byte "
-            f"0x{data[error.start]:02x}{utf16}; save it as UTF-8"
+            f"{file}, line {line}: expected UTF-8 text, got the byte {got}; save it as UTF-8"
         ) from error
     return text.lstrip(_BOM)
 
@@ -111,10 +106,12 @@ def prompt_name(names: Iterable[Any]) -> str | None:
             spelt.setdefault(plain, []).append(name)
     for known in COLUMNS:
         found = spelt.get(known, []) + spelt.get(f"{known}s", [])
+        if known in found:  # the name itself before other spellings of it
+            return known
+        if len(found) == 1:
+            return found[0]
         if found:
-            # the name itself before other spellings of it
-            exact = [name for name in found if name == known]
-            return (exact or found)[0] if exact or len(found) == 1 else None
+            return None
     return None
 
 
@@ -125,7 +122,19 @@ def with_prompt(item: Any) -> Any:
         return item
     there = {name: value for name, value in item.items() if value is not None}
     name = prompt_name(there) or prompt_name(item)
-    return item if name is None else {**item, "prompt": item[name]}
+    if name is None:
+        return item
+    return {**item, "prompt": item[name]}
+
+
+def labelled(item: Any, label: dict[str, str]) -> Any:
+    """Return a text or an object as a record that begins with a label, which the object's own key
+    of that name outdoes; anything else as it is."""
+    if isinstance(item, str):
+        item = {"prompt": item}
+    if not isinstance(item, dict):
+        return item
+    return {**label, **item}
 
 
 def no_prompt(where: str, what: str, got: Iterable[Any]) -> DataError:
@@ -140,7 +149,19 @@ def no_prompt(where: str, what: str, got: Iterable[Any]) -> DataError:
 def _cut(text: str) -> list[str]:
     """Cut a text into lines. Only "\\n" ends one, or "\\r" in an old file that has no other:
     str.splitlines would also cut at U+2028, which JSON allows inside a text."""
-    return text.split("\n" if "\n" in text else "\r")
+    if "\n" in text:
+        return text.split("\n")
+    return text.split("\r")
+
+
+def _stripped(cells: Iterable[str]) -> list[str]:
+    return [cell.strip() for cell in cells]
+
+
+def _in_each(one: str, lines: list[str]) -> bool:
+    """Say whether several lines all have a separator, and equally often."""
+    counts = {line.count(one) for line in lines}
+    return len(lines) > 1 and len(counts) == 1 and counts != {0}
 
 
 def _lines(text: str, file: str) -> Iterator[tuple[str, str]]:
@@ -156,19 +177,20 @@ _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 def _read_txt(text: str, file: str) -> Items:
     lines = list(_lines(text, file))
+    if not lines:
+        return
     # records or a table under the name of a text
-    first = lines[0][1] if lines else ""
+    first = lines[0][1]
     if first.startswith("{") and _is_object(first):
         yield from _read_jsonl(text, file)
         return
     for one in DELIMITERS:
-        names = [name.strip() for name in first.split(one)]
+        names = _stripped(first.split(one))
         if len(names) > 1 and prompt_name(names) and all(map(_WORD.fullmatch, names)):
             yield from _table(text, file, one)
             return
     _check_layout(lines, _WORD)
-    tabs = {line.count("\t") for _, line in lines}
-    if len(lines) > 1 and len(tabs) == 1 and tabs != {0}:
+    if _in_each("\t", [line for _, line in lines]):
         raise _unread(lines[0][0], "columns with tabs between them and no header", _NAMED)
     # the name of a column above sentences, and no prompt
     if prompt_name([first]) is not None and any(" " in line for _, line in lines[1:]):
@@ -176,7 +198,9 @@ def _read_txt(text: str, file: str) -> Items:
     # a list whose every line stands in quotes was quoted by a program
     quoted = len(lines) > 1 and all(_QUOTED.fullmatch(line) for _, line in lines)
     for where, line in lines:
-        yield where, _unquoted(line) if quoted else line
+        if quoted:
+            line = _unquoted(line)
+        yield where, line
 
 
 def _is_object(line: str) -> bool:
@@ -197,8 +221,10 @@ def _unquoted(cell: str) -> str:
 
 def _read_jsonl(text: str, file: str) -> Items:
     lines = list(_lines(text, file))
+    if not lines:
+        return
     # one value over several lines, or a list in one, is JSON under another name
-    first = lines[0][1] if lines else ""
+    first = lines[0][1]
     if first in ("[", "{", "[{") or (len(lines) == 1 and first.startswith("[")):
         yield from _entries(_json(text, file), file)
         return
@@ -262,17 +288,17 @@ def _of_object(items: dict[str, Any], file: str) -> Items:
         # a list for each task
         for task, rows in items.items():
             for where, item in _entries(rows, f"{file}, {task[:40]!r}"):
-                record = {"prompt": item} if isinstance(item, str) else item
-                yield where, {"tag": task, **record} if isinstance(record, dict) else record
+                yield where, labelled(item, {"tag": task})
         return
-    kinds = {type(value) for value in values}
+    kinds = set(map(type, values))
     if kinds not in ({str}, {dict}):
         raise _no_list(file, items)
     for key, value in items.items():
-        record = {"prompt": value} if isinstance(value, str) else with_prompt(value)
         # what the records are filed under: a number, or as in kohya's metadata an image
-        own = "file" if key.lower().endswith(IMAGE_ENDINGS) else "id"
-        yield f"{file}, {key[:40]!r}", {own: key, **record}
+        label = {"id": key}
+        if key.lower().endswith(IMAGE_ENDINGS):
+            label = {"file": key}
+        yield f"{file}, {key[:40]!r}", labelled(with_prompt(value), label)
 
 
 def _columns(items: dict[str, Any], column: Any, file: str) -> Items:
@@ -322,7 +348,7 @@ def _check_layout(lines: list[tuple[str, str]], word: re.Pattern[str]) -> None:
     where, first = lines[0]
 
     def names_columns(cells: list[str]) -> bool:
-        named = [cell.strip() for cell in cells]
+        named = _stripped(cells)
         fit = len(named) > 1 and all(map(word.fullmatch, named))
         return fit and prompt_name(named) is not None
 
@@ -334,10 +360,9 @@ def _check_layout(lines: list[tuple[str, str]], word: re.Pattern[str]) -> None:
     # columns that spaces align, or lines
     if names_columns(re.split(r" {2,}", first)) and any("  " in line for line in rest):
         raise _unread(where, "columns of fixed width", _SAVE)
-    ruled = [set(line) <= _RULED and ("--" in line or "==" in line) for line in (first, rest[0])]
-    if any(ruled):
-        head = rest[0] if ruled[0] else first
-        if prompt_name(cell.strip() for cell in head.split("|")) is not None:
+    for rule, head in ((first, rest[0]), (rest[0], first)):
+        ruled = set(rule) <= _RULED and ("--" in rule or "==" in rule)
+        if ruled and prompt_name(_stripped(head.split("|"))) is not None:
             raise _unread(where, "a table that was drawn for people", _SAVE)
 
 
@@ -377,15 +402,17 @@ def _read_csv(text: str, file: str, delimiters: str = DELIMITERS) -> Items:
         cells = first_row(text, one)
         if prompt_name(cells) is not None and len(cells) > len(header):
             header, delimiter = cells, one
-    # a table, one column of prompts below its name, or prompts alone
-    if len(header) > 1:
-        yield from _table(text, file, delimiter)
+    # prompts alone, one column of prompts below its name, or a table
+    if not header:
+        yield from _without_header(text, file, delimiters)
         return
-    if header:
+    alone = None
+    if len(header) == 1:
         alone = _prompts_alone(text, file, delimiters)
-        yield from _table(text, file, delimiter) if alone is None else alone[1:]
-        return
-    yield from _without_header(text, file, delimiters)
+    if alone is not None:
+        yield from alone[1:]
+    else:
+        yield from _table(text, file, delimiter)
 
 
 def _read_tsv(text: str, file: str) -> Items:
@@ -396,8 +423,9 @@ def first_row(text: str, delimiter: str) -> list[str]:
     """Return the cells of the first row that is not blank, as far as it can be read."""
     try:
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
-            if any(cell.strip() for cell in row):
-                return [cell.strip() for cell in row]
+            cells = _stripped(row)
+            if any(cells):
+                return cells
     except csv.Error:
         pass
     return []
@@ -431,7 +459,7 @@ def _table(text: str, file: str, delimiter: str) -> Items:
 
 def _header(row: list[str], where: str) -> list[str]:
     """Return the names of a header's columns; several without a name are numbered."""
-    header = [cell.strip() for cell in row]
+    header = _stripped(row)
     if header.count("") > 1:
         header = [name or f"column {number}" for number, name in enumerate(header, 1)]
     if len(set(header)) != len(header):
@@ -449,7 +477,7 @@ def csv_rows(text: str, file: str, delimiter: str) -> Iterator[Row]:
         # a cell may hold line breaks: a row is named by its first line
         for row in reader:
             where, start = f"{file}, line {start}", reader.line_num + 1
-            if any(cell.strip() for cell in row):
+            if any(_stripped(row)):
                 yield where, row
     except csv.Error as error:
         raise DataError(
@@ -468,9 +496,10 @@ def _tab_rows(text: str, file: str) -> list[Row] | None:
             rows.append((f"{file}, line {number}", line.split("\t")))
     if not rows:
         return None
-    header = [cell.strip() for cell in rows[0][1]]
-    name = prompt_name(map(_unquoted, header))
-    least = [*map(_unquoted, header)].index(name) + 1 if name is not None else len(header)
+    header = [*map(_unquoted, _stripped(rows[0][1]))]
+    name, least = prompt_name(header), len(header)
+    if name is not None:
+        least = header.index(name) + 1
     for _, row in rows:
         # editors cut tabs off the ends of lines
         cut = least <= len(row) < len(header) and '"' not in "".join(row)
@@ -487,22 +516,22 @@ def _tab_rows(text: str, file: str) -> list[Row] | None:
 def _without_header(text: str, file: str, delimiters: str) -> Items:
     """Yield prompts of a table without a header, where nothing else can be in it. Raises
     DataError."""
-    lines = [line for _, line in _lines(text, file)]
-    if not lines:
+    numbered = list(_lines(text, file))
+    if not numbered:
         return
+    place, lines = numbered[0][0], [line for _, line in numbered]
     for one in _RARE:
-        counts = {line.count(one) for line in lines}
-        if len(lines) > 1 and len(counts) == 1 and counts != {0} and one not in delimiters:
-            place = next(where for where, _ in _lines(text, file))
+        if one not in delimiters and _in_each(one, lines):
             raise _unread(place, f"columns with {one!r} between them", _other_separator(one))
     first = max((first_row(text, one) for one in delimiters), key=len)
-    cells = [cell for cell in first if cell]
+    cells = list(filter(None, first))
     # words alone, and longer lines below them, are names of columns
-    named = all(_WORD.fullmatch(cell) for cell in cells)
+    named = all(map(_WORD.fullmatch, cells))
     named = named and (len(cells) > 1 or any(" " in line for line in lines[1:]))
-    alone = None if named else _prompts_alone(text, file, delimiters)
+    alone = None
+    if not named:
+        alone = _prompts_alone(text, file, delimiters)
     if alone is None:
-        place = next(where for where, _ in _lines(text, file))
         raise no_prompt(place, "a column named prompt or caption or text", first)
     yield from alone
 
@@ -630,10 +659,11 @@ def _data_set(name: str, path: str, config: str, split: str) -> Any:
         raise _unreachable(name, error) from error
     # no split was named: take "train", or the only one
     if isinstance(found, dict):
-        only = "train" if "train" in found else next(iter(found))
-        if only != "train" and len(found) > 1:
+        if "train" in found:
+            return found["train"]
+        if len(found) > 1:
             raise ConfigError(f"hub:{name}: expected one of the splits {', '.join(found)} after @")
-        found = found[only]
+        (found,) = found.values()
     return found
 
 
@@ -651,8 +681,7 @@ def _files(name: str, repository: str, pattern: str) -> Items:
     for file in files:
         for where, item in read_items(file):
             place = f"hub:{repository}/{file.relative_to(folder)}{where.removeprefix(str(file))}"
-            record = {"prompt": item} if isinstance(item, str) else item
-            yield place, {"tag": file.stem, **record} if isinstance(record, dict) else record
+            yield place, labelled(item, {"tag": file.stem})
 
 
 def _unreachable(name: str, error: Exception) -> ConfigError:

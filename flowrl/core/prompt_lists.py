@@ -125,7 +125,7 @@ def _geneval_test() -> list[Record]:
 def _geneval_train() -> list[Record]:
     """Return 5,440 records of five tasks, mixed; each of the 160 counting prompts stands there ten
     times, which keeps the tasks' shares."""
-    known = {combination for record in _geneval_test() for combination in _combined_in(record)}
+    known = set[tuple[Any, ...]]().union(*map(_combined_in, _geneval_test()))
     out: list[Record] = []
     for tag, share in TRAIN_SHARES.items():
         records = _free(tag, known, share * TRAIN_UNIT)
@@ -318,8 +318,8 @@ _NUMBERED = (
 
 def all_texts() -> list[str]:
     """Return every text, shuffled: no two differ by case or spaces alone."""
-    pairs = [f"{a} {b}" for a, b in itertools.product(_FIRST, _SECOND)]
-    advice = [f"{a} the {b}" for a, b in itertools.product(_VERB, _OBJECT)]
+    pairs = map(" ".join, itertools.product(_FIRST, _SECOND))
+    advice = map(" the ".join, itertools.product(_VERB, _OBJECT))
     numbered = [f"{a} {n}" for a, n in itertools.product(_NUMBERED, range(2, 100))]
     return shuffled([*pairs, *advice, *numbered], "ocr texts")
 

@@ -23,6 +23,7 @@ from flowrl.core.prompt_files import (
     ENDINGS,
     PUBLISHED,
     kind_of,
+    labelled,
     no_prompt,
     on_hub,
     prompt_name,
@@ -87,8 +88,8 @@ def given_prompts(items: Iterable[Any], what: str) -> PromptSet:
         if isinstance(item, Mapping):
             item = dict(item)
             named = prompt_name(item) or COLUMNS[0]
-            text = {COLUMNS[0]: item.pop(named)} if named in item else {}
-            item = {**text, **item}
+            if named in item:
+                item = {COLUMNS[0]: item.pop(named), **item}
         record = _check(item, place)
         try:
             json.dumps(record, allow_nan=False)
@@ -138,11 +139,15 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     # a short name such as "drawbench" stands for a format and an address
     known, made = made, PUBLISHED.get(made, made)
     kind, rest = format_of(made)
-    file = Path(rest) if kind else _found(made)
+    if kind:
+        file, found, items = Path(rest), made, READERS[kind](rest)
+    else:
+        file = _found(made)
+        found, items = str(file), _items(file)
     name = known.replace("/", "-") if known in PUBLISHED else file.stem
     records, places = [], []
     # `where` stays with each record, for messages much later
-    for where, item in READERS[kind](rest) if kind else _items(file):
+    for where, item in items:
         records.append(_check(item, where))
         places.append(where)
     if not records:
@@ -150,13 +155,7 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
             f"{file}: expected at least one prompt, got none (the file is empty or blank, or the "
             "folder has no list)"
         )
-    return PromptSet(
-        [record["prompt"] for record in records],
-        records,
-        name,
-        made if kind else str(file),
-        places,
-    )
+    return PromptSet([record["prompt"] for record in records], records, name, found, places)
 
 
 def prompts_if_there(path: str) -> PromptSet | None:
@@ -178,15 +177,20 @@ def _items(file: Path) -> Iterator[tuple[str, Any]]:
     if not file.is_dir():
         # a table in a benchmark's own columns has more than a prompt in each row
         kind = format_within(file)
-        yield from READERS[kind](str(file)) if kind else read_items(file)
+        if kind:
+            yield from READERS[kind](str(file))
+        else:
+            yield from read_items(file)
         return
     files = sorted(path for path in file.iterdir() if path.suffix.lower() in ENDINGS)
     found = [(one.stem, list(read_items(one))) for one in files]
-    name = "tag" if any(len(items) > 1 for _, items in found) else "id"
+    tasks = any(len(items) > 1 for _, items in found)
     for stem, items in found:
+        label = {"tag": stem}
+        if not tasks:
+            label = {"id": stem}
         for where, item in items:
-            plain = {"prompt": item} if isinstance(item, str) else item
-            yield where, {name: stem, **plain} if isinstance(plain, dict) else plain
+            yield where, labelled(item, label)
 
 
 def _found(path: str) -> Path:
@@ -221,6 +225,11 @@ def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
         for record, where in zip(prompts.records, prompts.places, strict=True):
             with as_one_message(f"{where}: the check_record of reward {name!r}", DataError):
                 reward.check_record(record, where)
+
+
+def task_of(record: Mapping[str, Any]) -> str:
+    """Return the task that a prompt belongs to, the `tag` of its record."""
+    return str(record.get("tag", "all"))
 
 
 def prompts_hash(prompts: PromptSet) -> str:
@@ -418,18 +427,15 @@ def _meaning(record: dict[str, Any], *, turn: bool) -> Meaning:
     # a column of a CSV file may be named so: a text, and no list of GenEval's
     if not include or not isinstance(include, list | tuple):
         return _words(record["prompt"], turn=turn)
-    entries = []
+    things, places = [], []
     for entry in include:
         thing = _thing(entry)
-        place: tuple[Any, ...] = ()
+        things.append(thing)
+        # with a relation turned round, its place belongs to both things
         if "position" in entry:
             relation, other = entry["position"]
-            place = _placed(thing, relation, _thing(include[other]), turn=turn)
-        entries.append((thing, place))
-    # with a relation turned round, its place belongs to both things
-    things = tuple(sorted(thing for thing, _ in entries))
-    places = tuple(sorted(place for _, place in entries if place))
-    return things, places
+            places.append(_placed(thing, relation, _thing(include[other]), turn=turn))
+    return tuple(sorted(things)), tuple(sorted(places))
 
 
 def _thing(entry: dict[str, Any]) -> tuple[str, int, str]:
@@ -450,8 +456,7 @@ def _words(text: str, *, turn: bool) -> Meaning:
         return ("text", "".join(quoted[1].split()))
     parts = _RELATION.split(plain, maxsplit=1)
     if len(parts) == 3:
-        one, two = (_bare(part) for part in (parts[0], parts[2]))
-        return _placed(one, parts[1], two, turn=turn)
+        return _placed(_bare(parts[0]), parts[1], _bare(parts[2]), turn=turn)
     return (_bare(plain),)
 
 

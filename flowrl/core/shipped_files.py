@@ -39,8 +39,7 @@ def checkout() -> Path | None:
 
 def _shipped_folders() -> list[Path]:
     """Return the folders that hold ``configs/`` and ``assets/``, the preferred one first."""
-    source = checkout()
-    return [*([source] if source else []), PACKAGE / "_data"]
+    return list(filter(None, (checkout(), PACKAGE / "_data")))
 
 
 def resource(path: str | os.PathLike[str]) -> Path:
@@ -85,11 +84,13 @@ def list_configs() -> list[str]:
 def _configs_in(*places: Path) -> tuple[str, ...]:
     """Look through the folders once: a table of all methods asks for the names again and again."""
     found: set[str] = set()
-    for folder in (place / "configs" for place in places):
-        files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
-        found.update(file.with_suffix("").as_posix() for file in files)
-    names = (name for name in found if name != CATALOGUE and not name.startswith(PARTS))
-    return tuple(sorted(names))
+    for place in places:
+        folder = place / "configs"
+        for file in folder.rglob("*.yaml"):
+            name = file.relative_to(folder).with_suffix("").as_posix()
+            if name != CATALOGUE and not name.startswith(PARTS):
+                found.add(name)
+    return tuple(sorted(found))
 
 
 def list_models() -> list[str]:
@@ -147,10 +148,12 @@ def import_rewards(module: str = "") -> ModuleType:
     A ``rewards.py`` or ``rewards/`` of the user's, in the working folder or imported already, stays
     theirs: ours then goes by another name. Raises what the module raises.
     """
-    package = NAME if name_is_ours() else ALIAS
-    if package == ALIAS and ALIAS not in sys.modules:
-        _load_by_place()
-    return importlib.import_module(f"{package}.{module}" if module else package)
+    package = NAME
+    if not name_is_ours():
+        package = ALIAS
+        if ALIAS not in sys.modules:
+            _load_by_place()
+    return importlib.import_module(f"{package}.{module}".removesuffix("."))
 
 
 def name_is_ours() -> bool:

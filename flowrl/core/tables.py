@@ -27,8 +27,12 @@ def fixed_digits(value: float, digits: int = 3, *, sign: bool = False) -> str:
 
 def interval_text(ends: Sequence[float | None], digits: int = 3, *, sign: bool = False) -> str:
     """Set both ends of an interval, "0.250 to 0.500"; "unknown" where one is None."""
-    known = [fixed_digits(end, digits, sign=sign) for end in ends if end is not None]
-    return " to ".join(known) if len(known) == len(ends) else "unknown"
+    known = []
+    for end in ends:
+        if end is None:
+            return "unknown"
+        known.append(fixed_digits(end, digits, sign=sign))
+    return " to ".join(known)
 
 
 def terminal_width() -> int | None:
@@ -60,6 +64,21 @@ def text_table(
     for block in blocks:
         parts.append(_drawn(_narrowed(rows, block), texts, rules, width))
     return "\n\n".join(parts)
+
+
+def indented_table(
+    rows: Sequence[Sequence[str]],
+    columns: int,
+    *,
+    left: int | Collection[int] = 1,
+    width: int | None = None,
+) -> list[str]:
+    """Draw a `text_table` to the right of so many empty columns -> its lines. In a terminal of
+    `width` columns it takes what is left of them, at least 20."""
+    if width is not None:
+        width = max(width - columns, 20)
+    drawn = text_table(rows, left=left, width=width)
+    return textwrap.indent(drawn, " " * columns).splitlines()
 
 
 def _narrowed(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[list[str]]:
@@ -130,8 +149,10 @@ def fit(text: str, width: int | None) -> str:
 def _folded(line: str, width: int) -> list[str]:
     if len(line) <= width or "\x1b" in line:  # a table's line with bold letters fits already
         return [line]
-    starts = [match.end() for match in re.finditer(r"\s{2,}(?=\S)", line)]
-    indent = max((start for start in starts if start <= 2 * width // 3), default=0)
+    indent = 0
+    for match in re.finditer(r"\s{2,}(?=\S)", line):
+        if match.end() <= 2 * width // 3:
+            indent = match.end()
     return textwrap.wrap(
         line,
         width,

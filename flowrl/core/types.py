@@ -256,6 +256,13 @@ class RewardBatch(NamedTuple):
     latents: Latents | None = None  # in training, for rewards that say `sees_latents = True`
 
 
+def sources_at(sources: Sequence[Source], rows: Sequence[int]) -> list[Source]:
+    """Return what images `rows` [L] started from -> [L] sources; [] where no prompt has any."""
+    if not sources:
+        return []
+    return [sources[row] for row in rows]
+
+
 class Scores(NamedTuple):
     """What all rewards of a run said of the leaves, before they are made one."""
 

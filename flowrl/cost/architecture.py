@@ -128,8 +128,10 @@ def called_architecture(config: Config) -> Architecture | None:
         origin, parts = f"the released {path}", released_parts(path)
     else:
         return None
-    network = next((name for name in NETWORKS if name in parts), "")
-    return Architecture(origin, parts, True, network) if network else None
+    for name in NETWORKS:
+        if name in parts:
+            return Architecture(origin, parts, True, name)
+    return None
 
 
 @functools.cache
@@ -163,11 +165,13 @@ def find_folder(path: str) -> Path | None:
     if isinstance(source, Path):
         return source
     index = try_to_load_from_cache(source, "model_index.json")
-    found = Path(index).parent if isinstance(index, str) else None
-    whole = False
+    if not isinstance(index, str):
+        return None
+    found = Path(index).parent
     for name in NETWORKS:
-        whole |= found is not None and (found / name / "config.json").exists()
-    return found if whole else None
+        if (found / name / "config.json").exists():
+            return found
+    return None
 
 
 def tuning_of(config: Config) -> Tuning:
@@ -247,10 +251,9 @@ def count(network: nn.Module) -> int:
 def _read_parts(read: Callable[[str], Any]) -> dict[str, WeightlessPart]:
     """Make of the JSON files of a pipeline, by their path, the parts that are run."""
     index = read(INDEX)
-    pairs = {name: entry for name, entry in index.items() if isinstance(entry, list)}
     parts = {}
-    for name, pair in pairs.items():
-        if len(pair) != 2 or not pair[0] or name in UNREAD:
+    for name, pair in index.items():
+        if not isinstance(pair, list) or len(pair) != 2 or not pair[0] or name in UNREAD:
             continue
         library, kind = pair
         file = "scheduler_config.json" if name == SCHEDULER else "config.json"

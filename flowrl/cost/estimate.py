@@ -7,6 +7,7 @@ docs/memory.md says how the numbers come about and what they leave out.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from flowrl.config.load import Config, check_config, check_eval_count
@@ -71,7 +72,9 @@ class Estimate(NamedTuple):
     def __repr__(self) -> str:
         """Say the peak, and the work of an iteration."""
         work, peak = self.forecast.work, self.largest
-        needs = f"{size(peak.bytes)} in {peak.name}" if peak else f"memory not counted, {self.note}"
+        needs = f"memory not counted, {self.note}"
+        if peak is not None:
+            needs = f"{size(peak.bytes)} in {peak.name}"
         return (
             f"Estimate({self.config.name!r}: {needs}; {work.images:,} images and "
             f"{self.forecast.calls:,} network calls an iteration)"
@@ -81,15 +84,21 @@ class Estimate(NamedTuple):
     def judged(self) -> list[Phase]:
         """Return the phases with the rewards' networks that stay, and the moment at which the
         largest of the others scores: what a card has to hold."""
-        whole = [_with_rewards(self.config, phase) for phase in self.phases]
-        decode = [phase for phase in self.phases if phase.name == "decode"]
-        visits = [_scoring(self.config, phase) for phase in decode if guest(self.config)]
-        return whole + visits
+        if not self.phases:
+            return []
+        stay, visitor = staying(self.config), guest(self.config)
+        whole = [phase._replace(kept=phase.kept + stay) for phase in self.phases]
+        # a network that rests otherwise scores beside what is kept while images are decoded
+        for phase in whole:
+            if visitor is not None and phase.name == "decode":
+                what = f"the network of the reward {visitor.name}"
+                return [*whole, Phase(SCORING, phase.kept, visitor.bytes, 0, what)]
+        return whole
 
     @property
     def largest(self) -> Phase | None:
         """Return the phase that needs most, with the rewards' networks that are counted."""
-        return max(self.judged, key=lambda phase: phase.bytes, default=None)
+        return max(self.judged, key=attrgetter("bytes"), default=None)
 
 
 def estimate(config: Config) -> Estimate:
@@ -101,8 +110,8 @@ def estimate(config: Config) -> Estimate:
     # what can be known without the network's settings: work, latents, stored parts
     check_config(config)
     # lists as a run reads them
-    train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
-    check_eval_count(config, len(test) if test else 1)
+    train, test = prompts_if_there(config.prompts.train), prompts_if_there(config.prompts.test)
+    check_eval_count(config, len(test or ()) or 1)
     if train is not None:
         groups_of(train, config.train.balance)
     forecast = check_plan(config)
@@ -135,22 +144,10 @@ def phase(
 ) -> Phase:
     """Work out one phase, for a model of diffusers that is known; with its `parts` if they are at
     hand."""
-    parts = kept_memory(config, forecast)[0] if parts is None else parts
+    if parts is None:
+        parts = kept_memory(config, forecast)[0]
     there = sum(part.bytes for part in parts if name in part.phases)
     return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
-
-
-def _with_rewards(config: Config, plain: Phase) -> Phase:
-    return plain._replace(kept=plain.kept + staying(config))
-
-
-def _scoring(config: Config, decode: Phase) -> Phase:
-    """Return the moment at which the largest network of a reward scores that otherwise rests on the
-    host: what is kept is as while the images are decoded."""
-    visitor = guest(config)
-    size, name = (visitor.bytes, visitor.name) if visitor else (0, "")
-    what = f"the network of the reward {name}" if name else "no network of a reward"
-    return Phase(SCORING, decode.kept + staying(config), size, 0, what)
 
 
 ENCODERS_ALONE = "the text encoders, which work while the network is away"
@@ -216,10 +213,15 @@ def _evaluation(
 
 def evaluated_at_once(config: Config) -> int:
     """Return how many images an evaluation draws at a time: whole prompts, with all of each."""
-    e, prompts = config.eval, prompts_if_there(config.prompts.test)
+    e = config.eval
     drawn = e.images * e.best_of
     share = max(1, e.batch // drawn)
-    return min(share, len(prompts) if prompts else MOST_UNKNOWN) * drawn
+    return min(share, prompt_count(config.prompts.test)) * drawn
+
+
+def prompt_count(path: str) -> int:
+    """Return how many prompts a list has; one that is not here is taken to have many."""
+    return len(prompts_if_there(path) or ()) or MOST_UNKNOWN
 
 
 def judged(config: Config) -> Config:
@@ -245,7 +247,7 @@ _EXTRA = dict(zip(PHASES, (_sampling, _decode, _training, _update, _evaluation),
 def _call(made: MetaRun, size: int, *, twice: bool = False) -> Extra:
     """Trace a network call that samples; twice: with and without the prompt, by a network whose
     training has no guidance."""
-    peak = made.velocity(2 * size if twice else size).peak
+    peak = made.velocity(size * (1 + twice)).peak
     return peak, size, f"one network call with {_latents(made, size, twice=twice)}"
 
 
@@ -254,7 +256,8 @@ def _images(config: Config, made: MetaRun, count: int) -> Extra:
     peak = made.decoding(
         count, batch=batch, height=config.image.height, width=config.image.width
     ).peak
-    peak += _others(config, vae=True) if _offloads(config) else 0
+    if _offloads(config):
+        peak += _others(config, vae=True)
     return peak, batch, f"decoding {count:,} images, {batch} at a time, with the images"
 
 
@@ -275,8 +278,12 @@ def _others(config: Config, *, vae: bool) -> int:
 
 
 def _latents(made: MetaRun, size: int, *, twice: bool = False) -> str:
-    rows = f" ({2 * size} rows under guidance)" if made.workload.guided or twice else ""
-    return f"{size} latent{'' if size == 1 else 's'}{rows}"
+    text = f"{size} latents"
+    if size == 1:
+        text = "1 latent"
+    if made.workload.guided or twice:
+        text += f" ({2 * size} rows under guidance)"
+    return text
 
 
 def _joined(config: Config, parts: list[MemoryPart]) -> int:

@@ -48,7 +48,6 @@ class Profile(NamedTuple):
 
 PROFILES = {"24gb": Profile(24, 2, 1), "48gb": Profile(48, 4, 2), "80gb": Profile(80, 8, 4)}
 AUTO = "auto"  # the profile of this machine's GPU
-RUNTIME = ("checkpointing", "offload")
 
 
 def verdict(found: Estimate, *, gigabytes: float) -> str:
@@ -59,7 +58,9 @@ def verdict(found: Estimate, *, gigabytes: float) -> str:
         return f"fits a {gigabytes:g} GB card: unknown, {found.note}"
     fits = "yes" if largest.bytes <= limit_of(gigabytes) else "no"
     stay = staying(found.config)
-    networks = f", {size(stay)} of it rewards' networks" if stay else ""
+    networks = ""
+    if stay:
+        networks = f", {size(stay)} of it rewards' networks"
     return (
         f"fits a {gigabytes:g} GB card: {fits}, {size(largest.bytes)} in {largest.name}{networks}, "
         f"of {size(limit_of(gigabytes))} that are free"
@@ -79,8 +80,10 @@ def what_helps(found: Estimate, *, gigabytes: float) -> Help:
     needs. Raises as `estimate` does."""
     # nothing to do, or nothing known
     largest = found.largest
-    if largest is None or largest.bytes <= limit_of(gigabytes):
-        return Help([] if largest is None else _smaller_card(gigabytes, largest))
+    if largest is None:
+        return Help([])
+    if largest.bytes <= limit_of(gigabytes):
+        return Help(_smaller_card(gigabytes, largest))
     if "runtime" not in found.config.model.kwargs:
         return Help([f"model {found.config.model.fn} has no profile"])
     tried = fitted(found.config, f"{gigabytes:g}gb")
@@ -88,9 +91,11 @@ def what_helps(found: Estimate, *, gigabytes: float) -> Help:
         return Help([tried.said], tried)
     # what is there in any case, and what would train something else
     lines, also = [tried.said, _kept(found, largest)], _lighter(found.config)
+    if not also:
+        return Help(lines, tried)
     with contextlib.suppress(ConfigError):  # too few states for its updates, say
-        then = fitted(_overridden(found.config, also), tried.name) if also else tried
-        if also and then.phase is not None:
+        then = fitted(_overridden(found.config, also), tried.name)
+        if then.phase is not None:
             fits = "fits" if then.fits else "does not fit either"
             needs = f"{size(then.phase.bytes)} in {then.phase.name}"
             lines.append(f"with {' '.join(also)}, which train otherwise, it {fits}: {needs}")
@@ -116,8 +121,10 @@ def _lighter(config: Config) -> list[str]:
         if here and config.rewards[one.name].kwargs.get("dtype") == "float32":
             found.append(f"rewards.{one.name}.dtype=bfloat16")
     for key, value in known_facts(config).lighter.items():
-        found += [f"model.{key}={json.dumps(value)}"] if kwargs.get(key) != value else []
-    found += ["model.layers=null", "model.tune=lora"] if kwargs.get("tune") == "full" else []
+        if kwargs.get(key) != value:
+            found.append(f"model.{key}={json.dumps(value)}")
+    if kwargs.get("tune") == "full":
+        found += ["model.layers=null", "model.tune=lora"]
     if config.train.prompts > 1:
         found.append(f"train.prompts={config.train.prompts // 2}")
     return found
@@ -141,7 +148,7 @@ class Fitted(NamedTuple):
     def said(self) -> str:
         """Say what is set, and why."""
         free = f"the {size(self.limit)} that are free"
-        sets = f"sets {' '.join(self.overrides)}" if self.overrides else "sets nothing"
+        sets = f"sets {' '.join(self.overrides) or 'nothing'}"
         if self.phase is None or self.before is None:
             return f"--profile {self.name} {sets}; what is needed is not counted"
         fits = f"{'fits' if self.fits else 'does not fit'} into {free}"
@@ -174,7 +181,10 @@ def fitted(config: Config, name: str, given: Sequence[str] = ()) -> Fitted:
     changed = _overridden(config, settings)
     rests = {key for key in told if "offload" in key}
     for text in what_fits(changed, name):
-        if not _holders(text) & (rests if text.startswith("rewards.") else told):
+        held = told
+        if text.startswith("rewards."):
+            held = rests
+        if not _holders(text) & held:
             settings.append(text)
     after = estimate(_overridden(config, settings)).largest
     return Fitted(name, settings, before, after, limit)
@@ -203,7 +213,8 @@ def profile_of(name: str) -> Profile:
         )
     gigabytes, near = float(size[1]), PROFILES["24gb"]
     for one in PROFILES.values():
-        near = one if one.gigabytes <= gigabytes else near
+        if one.gigabytes <= gigabytes:
+            near = one
     return near._replace(gigabytes=gigabytes)
 
 
@@ -253,9 +264,10 @@ def change(config: Config, key: str, value: Any) -> Config:
         return replace(config, optimizer=Call.bind(section, raw))
     if section == "rewards":
         call = config.rewards[name]
-        own = {"offload": value} if inner == ["offload"] else {}
-        kwargs = call.kwargs if own else {**call.kwargs, inner[0]: value}
-        changed = replace(call, kwargs=kwargs, **own)
+        if inner == ["offload"]:
+            changed = replace(call, offload=value)
+        else:
+            changed = replace(call, kwargs={**call.kwargs, inner[0]: value})
         return replace(config, rewards={**config.rewards, name: changed})
     if section != "model":
         return replace(config, **{section: replace(getattr(config, section), **{name: value})})
@@ -294,9 +306,9 @@ def profile_overrides(config: Config, name: str) -> list[str]:
         )
 
     # what takes less and computes the same
-    graphs = (kwargs["runtime"] or {}).get("cuda_graphs")
-    options = RUNTIME[:1] if graphs else RUNTIME  # CUDA graphs refuse offload
-    found = [f"model.runtime.{option}=true" for option in options]
+    found = ["model.runtime.checkpointing=true"]
+    if not (kwargs["runtime"] or {}).get("cuda_graphs"):  # which refuse offload
+        found.append("model.runtime.offload=true")
     now = {
         "model.decode_batch": (kwargs["decode_batch"], profile.decode),
         "train.micro_batch": (config.train.micro_batch, profile.batch),
@@ -335,7 +347,8 @@ def what_fits(config: Config, name: str) -> list[str]:
     said: list[str] = []
     for words, changed in (([], config), *_trained_less(config)):
         said += words
-        largest = estimate(changed).largest if words else largest
+        if words:
+            largest = estimate(changed).largest
         if (batch := _one_state(changed, largest, limit)) is not None:
             return [*resting, *found, *said, *batch]
     return found
@@ -368,10 +381,13 @@ def _trained_less(config: Config) -> Iterator[tuple[list[str], Config]]:
 def _one_state(config: Config, largest: Phase | None, limit: int) -> list[str] | None:
     """Return [] for a config that fits, what makes it fit if it is training one state at a time, or
     None."""
+    batch = []
     if largest is not None and largest.bytes > limit and largest.name == "training":
+        batch = ["train.micro_batch=1"]
         largest = estimate(change(config, "train.micro_batch", 1)).largest
-        return None if largest is None or largest.bytes > limit else ["train.micro_batch=1"]
-    return None if largest is None or largest.bytes > limit else []
+    if largest is None or largest.bytes > limit:
+        return None
+    return batch
 
 
 def _network_bytes(config: Config) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,7 +87,9 @@ class WeightCounts(NamedTuple):
     @property
     def network(self) -> int:
         """Return the parameters of the released network."""
-        return self.frozen + (0 if self.adapters else self.trained)
+        if self.adapters:
+            return self.frozen
+        return self.frozen + self.trained
 
 
 def kept_memory(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart], str]:
@@ -178,9 +181,10 @@ def _stored(
 ) -> list[MemoryPart]:
     """Count the latents; those of the leaves of a part go once they are decoded, if nothing trains
     on them."""
-    reads, nodes = method_of(config).reads_leaves, forecast.nodes
-    kept = nodes if reads else nodes - forecast.work.images
-    leaves = 0 if reads else images_of_part(config, forecast.work)
+    kept, leaves = forecast.nodes, 0
+    if not method_of(config).reads_leaves:
+        kept -= forecast.work.images
+        leaves = images_of_part(config, forecast.work)
     parts = [_latents("latents", kept, shape, _ITERATION)]
     if leaves:
         parts.append(_latents("latents of leaves", leaves, shape, _SAMPLING))
@@ -202,8 +206,9 @@ def images_of_part(config: Config, work: IterationCost) -> int:
 def _images(config: Config, work: IterationCost) -> MemoryPart:
     """Count the images of an iteration: bytes on the host, so no phase of the device has them."""
     frames = int(config.model.kwargs.get("frames") or 1)
-    image = (3, config.image.height, config.image.width)
-    shape = (frames, *image) if frames > 1 else image
+    shape: tuple[int, ...] = (3, config.image.height, config.image.width)
+    if frames > 1:
+        shape = (frames, *shape)
     what = f"{work.images:,} images x {' x '.join(map(str, shape))} x 1 byte, not on the device"
     return MemoryPart("images on the host", what, work.images * prod(shape), ())
 
@@ -213,7 +218,9 @@ def _conditioning(
 ) -> MemoryPart:
     """Count `encode`'s output: one row per prompt, and one without the prompt under guidance."""
     tokens, dim, pooled = text_shape(config, architecture)
-    rows = work.prompts * (2 if work.guided or work.twice else 1)
+    rows = work.prompts
+    if work.guided or work.twice:
+        rows *= 2
     what = f"{rows:,} rows x ({tokens} x {dim} + {pooled}) x {width} bytes"
     return MemoryPart(
         "prompt conditioning", what, rows * (tokens * dim + pooled) * width, _ITERATION
@@ -222,9 +229,10 @@ def _conditioning(
 
 def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[MemoryPart]:
     trained, short = counted.trained, tuning.dtype.itemsize
-    side, runtime = dict(counted.others), tuning.runtime
+    side, beside, runtime = dict(counted.others), SIDE, tuning.runtime
     if runtime.text_encoders == "cpu":
         side = {name: n for name, n in side.items() if not name.startswith("text_encoder")}
+        beside = "VAE"
     others = sum(side.values())
     formula, taken = f"{others:,} numbers x {short} bytes", others * short
     facts = facts_of(config)
@@ -242,7 +250,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
             f"{counted.tables:,} numbers x {width} bytes",
             counted.tables * width,
         ),
-        MemoryPart("VAE" if runtime.text_encoders == "cpu" else SIDE, formula, taken, there),
+        MemoryPart(beside, formula, taken, there),
     ]
     average = config.train.ema > 0
     method = method_of(config)
@@ -259,7 +267,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         # each with two moments, and some with a copy that follows
         (
             "models that are trained along",
-            sum(FLOAT * (4 if "slow" in role.looks_at else 3) for role in along),
+            sum(FLOAT * (3 + ("slow" in role.looks_at)) for role in along),
             bool(method.companions),
             PHASES,
         ),
@@ -316,15 +324,17 @@ def reward_networks(config: Config) -> tuple[list[RewardNetwork], list[str]]:
         width = DTYPES[str(call.kwargs.get("dtype", "float32"))].itemsize
         what = f"{count:,} numbers x {width} bytes"
         # two verdicts of GenEval share detector and CLIP
-        first = loaded.setdefault(_shared(call), name) if call.fn == "geneval" else name
-        if first != name:
-            count, what = 0, f"those of {first}"
+        if call.fn == "geneval":
+            first = loaded.setdefault(_shared(call), name)
+            if first != name:
+                count, what = 0, f"those of {first}"
         # where it is
         device = str(call.kwargs.get("device", "auto"))
         apart = device not in ("auto", "cuda", "cuda:0")
-        where = "offloaded: there only while it scores" if call.offload else ""
-        where = f"on {device}" if apart else where
-        what += f", {where}" if where else ""
+        if apart:
+            what += f", on {device}"
+        elif call.offload:
+            what += ", offloaded: there only while it scores"
         guest = call.offload and not apart
         found.append(RewardNetwork(name, what, count * width, not apart and not guest, guest))
     return found, unknown
@@ -338,7 +348,7 @@ def staying(config: Config) -> int:
 def guest(config: Config) -> RewardNetwork | None:
     """Return the largest counted network that is on the run's own device only while it scores."""
     guests = [one for one in reward_networks(config)[0] if one.guest]
-    return max(guests, key=lambda one: one.bytes, default=None)
+    return max(guests, key=attrgetter("bytes"), default=None)
 
 
 def can_rest(config: Config) -> list[str]:
@@ -356,9 +366,12 @@ def _count(call: Call) -> int | None:
     if call.fn == "geneval" and call.kwargs["detector"] != "mask2former":
         return None
     # clip and aesthetic are ViT-L/14 where no architecture is named
-    named = call.kwargs.get("architecture") if call.fn == "clip" else None
-    if named and not named.startswith("ViT-L-14"):
-        return _VIT_H if named.startswith("ViT-H-14") else None
+    if call.fn == "clip":
+        named = call.kwargs.get("architecture") or "ViT-L-14"
+        if named.startswith("ViT-H-14"):
+            return _VIT_H
+        if not named.startswith("ViT-L-14"):
+            return None
     return PARAMETERS.get(call.fn)
 
 

@@ -114,7 +114,9 @@ class MetaRun:
         # one call is measured; in the run it is a stand-in that takes as much
         one = self._once("vae", size, self._vae)
         frames = self._frames()
-        shape = (3, *([frames] if frames else []), height, width)
+        shape: tuple[int, ...] = (3, height, width)
+        if frames:
+            shape = (3, frames, height, width)
         # the adapters' own way from latents to bytes, around the stand-in
         with torch.no_grad(), Meter() as meter:
             vae = MeteredVAE(meter, one.peak // size, shape, _vae_dtype(self.workload))
@@ -200,8 +202,10 @@ class MetaRun:
 
     def _call(self, states: int) -> Tensor:
         out = self.network(**_inputs(self.workload, states), return_dict=False)[0]
-        found: Tensor = torch.stack(out) if isinstance(out, list) else out
-        return found.float()
+        if isinstance(out, list):
+            out = torch.stack(out)
+        found: Tensor = out.float()
+        return found
 
 
 _meta_runs: dict[str, MetaRun] = {}
@@ -271,7 +275,7 @@ def _vae_dtype(workload: Workload) -> torch.dtype:
 
 def _inputs(workload: Workload, states: int) -> dict[str, Any]:
     """Return what one network call with so many latents is given."""
-    rows = states * (2 if workload.guided else 1)
+    rows = states * (1 + workload.guided)
     sizes = Sizes(workload.latent, workload.text, workload.source)
     empty = Empty(rows, workload.tuning.dtype)
     return workload.facts.inputs(empty, sizes, workload.architecture.settings)

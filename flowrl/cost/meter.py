@@ -209,7 +209,9 @@ class DeviceRules(TorchFunctionMode):
             args, kwargs = _mapped(_widen, args), _mapped(_widen, kwargs)
         if func is F.rms_norm and self.one_pass_norms:
             return _rms_norm(*args, **kwargs)
-        return _attention(*args, **kwargs) if attention else func(*args, **kwargs)
+        if attention:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def leave(self) -> None:
         """Forget the short copies of the weights, as autocast does when its block ends."""
@@ -263,14 +265,15 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _widen(value: Any) -> Any:
-    short = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if short else value
+    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()
+    return value
 
 
 def _mapped(change: Callable[[Any], Any], values: Any) -> Any:
     if isinstance(values, dict):
         return {name: change(value) for name, value in values.items()}
-    return tuple(change(value) for value in values)
+    return tuple(map(change, values))
 
 
 def _attention(
@@ -325,8 +328,10 @@ class _OnePassNorm(torch.autograd.Function):
         x, weight, _ = ctx.saved_tensors
         # the kernel copies what is not contiguous
         whole, _ = x.contiguous(), grad.contiguous()
-        back = torch.empty_like(whole)
-        return back, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None
+        back, of_weight = torch.empty_like(whole), None
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.empty_like(weight)
+        return back, of_weight, None
 
 
 class MeteredVAE:

@@ -3,8 +3,9 @@ estimated to take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -67,15 +68,22 @@ def _lower(config: Config, key: str) -> list[str]:
     """Name the key to lower and its value, and what else takes less."""
     section, _, name = key.partition(".")
     kwargs, ways = config.model.kwargs, []
-    values = kwargs if section == "model" else vars(getattr(config, section)) if section else {}
+    values: Mapping[str, Any] = {}
+    if section == "model":
+        values = kwargs
+    elif section:
+        values = vars(getattr(config, section))
     if name in values:
         value = int(values[name])
         ways.append(f"lower {key} (now {value})" if value > 1 else f"{key} is 1 already")
     # options of the runtime that are off; CUDA graphs refuse offload
     if "runtime" in kwargs:
         on = kwargs["runtime"] or {}
-        helps = ["checkpointing"] if key == "train.micro_batch" else []
-        helps += [] if on.get("cuda_graphs") else ["offload"]
+        helps = []
+        if key == "train.micro_batch":
+            helps.append("checkpointing")
+        if not on.get("cuda_graphs"):
+            helps.append("offload")
         ways += [f"turn on model.runtime.{name}" for name in helps if not on.get(name)]
     if kwargs.get("tune") == "full":
         ways.append("tune by LoRA (model.tune)")

@@ -65,7 +65,9 @@ def measure_phases(
             row = {"all": _seconds(trainer)}
         trainer.state.log = None
         row |= {**clock.seconds, "other": row["all"] - sum(clock.seconds.values())}
-        rows.append(row | ({"overlapped": _seconds(trainer)} if overlaps else {}))
+        if overlaps:
+            row["overlapped"] = _seconds(trainer)
+        rows.append(row)
     if progress is not None:
         progress(iterations, iterations)
     # medians, since other programs disturb single iterations

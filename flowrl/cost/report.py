@@ -12,17 +12,15 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_files import on_hub
 from flowrl.core.prompts import prompts_if_there
 from flowrl.core.shipped_files import find_resource
-from flowrl.core.tables import flop, parameter_count, size, text_table
+from flowrl.core.tables import flop, indented_table, parameter_count, size
 from flowrl.cost.architecture import facts_of, find_folder, released, released_parts
 from flowrl.cost.estimate import Estimate, estimate
-from flowrl.cost.memory import reward_networks
+from flowrl.cost.memory import MemoryPart, RewardNetwork, reward_networks
 from flowrl.cost.time_shares import time_lines, times_as_json
 from flowrl.evaluation.needs import WRITTEN, unmet
 from flowrl.evaluation.sources import check_sources
 from flowrl.evaluation.statistics import decided_by
-from flowrl.models.options import (
-    Facts,
-)
+from flowrl.models.options import Facts
 from flowrl.training.method import COMPANIONS, TRAINED_CALLS, method_of
 from flowrl.training.parts.teachers import teachers_of
 from flowrl.training.run import told_overlap
@@ -55,9 +53,13 @@ def calls(found: Estimate) -> list[str]:
     each: float = TRAINED_CALLS
     if "reward" in method.needs:  # through the sampler, partly without a gradient, partly anew
         each = (total - work.nfe) / forecast.states
-    also = f", and 1 under each of {', '.join(others)}" if others else ""
-    also += f", and {TRAINED_CALLS} on a real image" * (method.graphs > 1)
-    double = ", each with and without the prompt" if work.guided else ""
+    also, double = "", ""
+    if others:
+        also = f", and 1 under each of {', '.join(others)}"
+    if method.graphs > 1:
+        also += f", and {TRAINED_CALLS} on a real image"
+    if work.guided:
+        double = ", each with and without the prompt"
     # how many calls, and below them their work where it was counted
     lines = [
         f"calls      {total:,} of the network per iteration, counted per latent: "
@@ -76,9 +78,9 @@ def memory(found: Estimate, width: int | None = None) -> list[str]:
     """Say what is kept, part by part, and the peak of each phase; tables of `width` columns, None:
     of any number."""
     lines = ["memory     kept, without the rewards' networks"]
-    kept = [[part.name, size(part.bytes), part.what] for part in found.parts]
+    kept = _sizes("part", found.parts)
     kept.append(["together", size(sum(part.bytes for part in found.parts)), ""])
-    lines += _table([["part", "bytes", "what it is"], *kept], width)
+    lines += _table(kept, width)
     if found.note:
         return [*lines, f"           {found.note}"]
     # phases do not overlap, so a card has to hold the largest of them, not their sum
@@ -98,14 +100,24 @@ def rewards(found: Estimate, width: int | None = None) -> list[str]:
     """Say what the rewards' networks take besides, and the peak with those that stay."""
     networks, unknown = reward_networks(found.config)
     names = f"not counted: {', '.join(unknown)} (their networks, if they have any)"
+    if not networks and not unknown:
+        return []
     if not networks:
-        return [f"rewards    {names}"] if unknown else []
+        return [f"rewards    {names}"]
     lines = ["rewards    their networks, besides the above"]
-    taken = [[one.name, size(one.bytes), one.what] for one in networks]
-    lines += _table([["reward", "bytes", "what it is"], *taken], width)
+    lines += _table(_sizes("reward", networks), width)
     if found.largest is not None:
         lines.append(f"           with them the worst moment takes {size(found.largest.bytes)}")
-    return [*lines, f"           {names}"] if unknown else lines
+    if unknown:
+        lines.append(f"           {names}")
+    return lines
+
+
+def _sizes(what: str, parts: Sequence[MemoryPart | RewardNetwork]) -> list[list[str]]:
+    rows = [[what, "bytes", "what it is"]]
+    for part in parts:
+        rows.append([part.name, size(part.bytes), part.what])
+    return rows
 
 
 def estimate_as_json(found: Estimate) -> dict[str, Any]:
@@ -148,9 +160,7 @@ def _rewards_as_json(found: Estimate) -> dict[str, Any]:
 
 def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Draw a table of names, figures and texts below a line's first word."""
-    inner = None if width is None else max(width - _INDENT, 20)
-    drawn = text_table(rows, left=(0, 2), width=inner)
-    return [" " * _INDENT + line for line in drawn.splitlines()]
+    return indented_table(rows, _INDENT, left=(0, 2), width=width)
 
 
 def _parameters(found: Estimate) -> list[str]:
@@ -192,11 +202,11 @@ def dry_run(config: Config) -> str:
     """
     absent = absent_files(config)
     found, t = estimate(config), config.train
-    counted = f", {found.weights.trained:,} trained numbers" if found.weights else ""
+    counted = ""
+    if found.weights is not None:
+        counted = f", {found.weights.trained:,} trained numbers"
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights.items())
-    prompts, missing = _prompts(config)
-    missing += [each for each in absent if not each.downloaded]
-    files = [each.line for each in absent]
+    prompts, lists = _prompts(config)
     lines = [
         f"{t.iterations} iterations{counted}, lr {config.lr:g}, seed {config.seed}",
         *found.forecast.work.lines(),
@@ -204,17 +214,21 @@ def dry_run(config: Config) -> str:
         *calls(found),
         *prompts,
         f"rewards    {rewards} (not loaded)",
-        *files,
+        *(each.line for each in absent),
         *memory(found),
     ]
-    lines += [f"{MISSING}{each.said}" for each in missing]
+    for each in (*lists, *absent):
+        if not each.downloaded:
+            lines.append(f"{MISSING}{each.said}")
     return "\n".join(lines)
 
 
 def _selected(found: Estimate) -> list[str]:
+    if not found.config.select:
+        return []
     forecast = found.forecast
     chosen = f"{forecast.decisions:,} of {forecast.work.decisions:,} decisions are trained"
-    return [f"select     {chosen}, from {forecast.states:,} states"] if found.config.select else []
+    return [f"select     {chosen}, from {forecast.states:,} states"]
 
 
 def prompt_lines(config: Config) -> list[str]:
@@ -224,35 +238,37 @@ def prompt_lines(config: Config) -> list[str]:
 
 
 def _prompts(config: Config) -> tuple[list[str], list[Absent]]:
-    """Return the lines of `prompt_lines`, and the files that are not here."""
-    train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
+    """Return the lines of `prompt_lines`, and the lists that are not here."""
+    train, test = prompts_if_there(config.prompts.train), prompts_if_there(config.prompts.test)
     trained = (config.image.height, config.image.width)
     for listed, sides in ((train, trained), (test, config.eval_size)):
         if listed is not None:
             check_sources(listed, sides)
     # both lists in one line, and a line for each that is not here
-    there = []
+    there, lines = [], []
     if train:
         there.append(f"{len(train)} to train on ({train.path})")
     if test:
         said = f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
         there.append(said)
-    lines = ["prompts    " + ", ".join(there)] if there else []
-    lines += [f"test       {decided_by(len(test) * config.eval.images)}"] if test else []
+    if there:
+        lines.append("prompts    " + ", ".join(there))
+    if test:
+        lines.append(f"test       {decided_by(len(test) * config.eval.images)}")
     if train is not None and len(train) < config.train.prompts:
         lines.append(
             f"prompts    train.prompts={config.train.prompts} of {len(train)}: an iteration takes "
             "some of them more than once"
         )
-    said = told_overlap(train, test) if train and test else ""
-    lines += [f"prompts    {said}"] if said else []
-    absent = {
-        "train": None if train else config.prompts.train,
-        "test": None if test else config.prompts.test,
-    }
-    found = [_absent(path, key) for key, path in absent.items() if path]
-    missing = [each for each in found if not each.downloaded]
-    return [*lines, *(each.line for each in found)], missing
+    if train and test and (said := told_overlap(train, test)):
+        lines.append(f"prompts    {said}")
+    absent = []
+    for key, listed in (("train", train), ("test", test)):
+        path = getattr(config.prompts, key)
+        if path and not listed:
+            absent.append(_absent(path, key))
+            lines.append(absent[-1].line)
+    return lines, absent
 
 
 def _absent(path: str, key: str) -> Absent:
@@ -320,12 +336,12 @@ def _start_weights(config: Config) -> Iterator[Absent]:
     for name in COMPANIONS:
         if getattr(config, name):
             starts[f"{name}.begin"] = getattr(config, name).make().begin
-    named = [(key, start) for key, listed in starts.items() for start in names_of(listed)]
-    for key, start in named:
-        try:
-            check_start(start, key)
-        except ConfigError:
-            if not start.startswith(WRITTEN) or find_resource(start) is not None:
-                raise
-            what = "train" if start.startswith("runs/") else "make"
-            yield Absent("start", f"{key}: {start} is not here: {what} it first")
+    for key, listed in starts.items():
+        for start in names_of(listed):
+            try:
+                check_start(start, key)
+            except ConfigError:
+                if not start.startswith(WRITTEN) or find_resource(start) is not None:
+                    raise
+                what = "train" if start.startswith("runs/") else "make"
+                yield Absent("start", f"{key}: {start} is not here: {what} it first")

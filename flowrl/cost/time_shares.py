@@ -10,7 +10,8 @@ PyTorch's own counter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,7 @@ import transformers
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES
-from flowrl.core.prompts import prompts_if_there
-from flowrl.core.tables import flop, text_table
+from flowrl.core.tables import flop, indented_table
 from flowrl.cost.architecture import (
     Architecture,
     architecture_of,
@@ -28,7 +28,7 @@ from flowrl.cost.architecture import (
     text_shape,
     tuning_of,
 )
-from flowrl.cost.estimate import MOST_UNKNOWN, Estimate, evaluated_at_once, judged
+from flowrl.cost.estimate import Estimate, evaluated_at_once, judged, prompt_count
 from flowrl.cost.memory import WITHOUT
 from flowrl.cost.meta_run import meta_run, workload_of
 from flowrl.models.prompt_encoding import CACHE_BYTES
@@ -77,7 +77,9 @@ class Work(NamedTuple):
 
     def seconds(self, card: Card, *, slow: bool) -> float:
         """Return the seconds that it takes on a card, at the slow or at the fast end."""
-        share, disk = (LEAST, DISK[1]) if slow else (MOST, DISK[0])
+        share, disk = MOST, DISK[0]
+        if slow:
+            share, disk = LEAST, DISK[1]
         busy = self.short / card.short + self.wide / card.wide
         return busy / 1e12 / share + self.written / disk
 
@@ -87,7 +89,7 @@ def cards_of(gigabytes: float) -> list[Card]:
     beyond all sizes those of the largest. Cards have a little less than they are sold with."""
     sizes = sorted({card.sold for card in CARDS})
     sold = next((size for size in sizes if size >= gigabytes - 1), sizes[-1])
-    return sorted((card for card in CARDS if card.sold == sold), key=lambda card: card.short)
+    return sorted((card for card in CARDS if card.sold == sold), key=attrgetter("short"))
 
 
 def time_text(seconds: tuple[float, float]) -> str:
@@ -97,15 +99,17 @@ def time_text(seconds: tuple[float, float]) -> str:
         unit, length = "h", 3600
     elif seconds[1] >= 90:
         unit, length = "min", 60
-    low, high = (_figures(end / length) for end in seconds)
-    return f"{low} to {high} {unit}"
+    low, high = seconds
+    return f"{_figures(low / length)} to {_figures(high / length)} {unit}"
 
 
 def _figures(value: float) -> str:
     """Write a number with two figures; a larger one is rounded to a whole one."""
     if value >= 10:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 0.1 or value == 0 else f"{value:.1g}"
+    if value >= 0.1 or value == 0:
+        return f"{value:.1f}"
+    return f"{value:.1g}"
 
 
 CLIP_TOKENS = 77
@@ -144,9 +148,10 @@ def encoding_work(config: Config, architecture: Architecture) -> int:
         if not name.startswith("text_encoder"):
             continue
         settings: Any = getattr(transformers, part.kind).config_class.from_dict(part.settings)
-        is_clip = part.kind.startswith("CLIP")
-        limit = config.model.kwargs.get("max_sequence_length") or read
-        total += _encoder(settings).work(CLIP_TOKENS if is_clip else int(limit))
+        tokens = int(config.model.kwargs.get("max_sequence_length") or read)
+        if part.kind.startswith("CLIP"):
+            tokens = CLIP_TOKENS
+        total += _encoder(settings).work(tokens)
     return total
 
 
@@ -185,8 +190,9 @@ def eyes(tower: Tower, side: int = SIDE, patch: int = PATCH) -> int:
 
 
 def _clip(huge: bool) -> tuple[int, int]:
-    see, read = (_HUGE, _HUGE_READS) if huge else (_LARGE, _LARGE_READS)
-    return eyes(see), read.work(CLIP_TOKENS)
+    if huge:
+        return eyes(_HUGE), _HUGE_READS.work(CLIP_TOKENS)
+    return eyes(_LARGE), _LARGE_READS.work(CLIP_TOKENS)
 
 
 def _blip() -> int:
@@ -216,8 +222,9 @@ def reward_call_work(call: Call) -> tuple[int, int] | None:
         return 0, 0
     if fn == "clip":
         named = str(kwargs.get("architecture") or "ViT-L-14")
-        known = named.startswith(("ViT-L-14", "ViT-H-14")) and not kwargs.get("cells")
-        return _clip(named.startswith("ViT-H-14")) if known else None
+        if kwargs.get("cells") or not named.startswith(("ViT-L-14", "ViT-H-14")):
+            return None
+        return _clip(named.startswith("ViT-H-14"))
     if fn == "dino" and str(kwargs["path"]).endswith("dinov2-base"):
         return eyes(_BASE, int(kwargs.get("size") or 518)), 0
     found = {
@@ -242,9 +249,10 @@ def rewards_work(config: Config, images: float, prompts: float) -> tuple[Work, l
             unknown.append(name)
             continue
         # of a video all frames, or one
-        frames = int(config.model.kwargs.get("frames") or 1)
-        judged = frames if call.frames and call.frames not in ONE_FRAME else 1
-        done = images * judged * each[0] + prompts * each[1]
+        frames = 1
+        if call.frames and call.frames not in ONE_FRAME:
+            frames = int(config.model.kwargs.get("frames") or 1)
+        done = images * frames * each[0] + prompts * each[1]
         short = DTYPES[str(call.kwargs.get("dtype", "float32"))].itemsize == 2
         total = Work(total.short + done * short, total.wide + done * (not short))
     return total, unknown
@@ -267,8 +275,13 @@ class Times(NamedTuple):
     @property
     def total(self) -> Work:
         """Return the work of all."""
-        columns = zip(*self.work.values(), strict=True)
-        return Work(*(sum(column) for column in columns))
+        return _together(self.work.values())
+
+    def of(self, name: str) -> Work:
+        """Return the work of one thing, or of all where no name is given."""
+        if not name:
+            return self.total
+        return self.work[name]
 
     def share(self, name: str, card: Card) -> float:
         """Return the part of the time that something takes on a card, at the fast end."""
@@ -277,7 +290,7 @@ class Times(NamedTuple):
 
     def seconds(self, card: Card, name: str = "") -> tuple[float, float]:
         """Return the seconds of one thing, or of all, at the fast and at the slow end."""
-        what = self.work[name] if name else self.total
+        what = self.of(name)
         return what.seconds(card, slow=False), what.seconds(card, slow=True)
 
 
@@ -305,20 +318,25 @@ def times_of(found: Estimate, iterations: int = ITERATIONS) -> Times | None:
 def moments(every: int, iterations: int) -> int:
     """Return how often something is done: before the first iteration, after the last, and every so
     many between; 0: never between."""
-    between = (iterations - 1) // every if every else 0
-    return 2 + between
+    if not every:
+        return 2
+    return 2 + (iterations - 1) // every
 
 
 def _wide_or_short(operations: float, short: bool) -> Work:
     return Work(short=operations) if short else Work(wide=operations)
 
 
+def _together(works: Iterable[Work]) -> Work:
+    return Work(*map(sum, zip(*works, strict=True)))
+
+
 def _evaluation(found: Estimate, iterations: int, *, short: bool) -> Work:
     """Count held-out images and those of the image grids, in the size that is judged; the former
     are scored."""
     c = found.config
-    prompts = _count(c.prompts.test)
-    rounds, grids = (moments(one.every, iterations) for one in (c.eval, c.samples))
+    prompts = prompt_count(c.prompts.test)
+    rounds, grids = moments(c.eval.every, iterations), moments(c.samples.every, iterations)
     images = prompts * c.eval.images * c.eval.best_of * rounds
     # one network call, and one decoded image
     changed = judged(c)
@@ -332,27 +350,21 @@ def _evaluation(found: Estimate, iterations: int, *, short: bool) -> Work:
     sampled = _wide_or_short(drawn * c.eval.steps * call, short)
     decoding = _wide_or_short(drawn * decoded, short and not known_facts(c).video)
     scored, _ = rewards_work(c, images, prompts * rounds)
-    return Work(*(sum(ones) for ones in zip(sampled, decoding, scored, strict=True)))
+    return _together([sampled, decoding, scored])
 
 
 def _encodings(found: Estimate, iterations: int) -> float:
     """Count what the text encoders take: each prompt once, where the cache holds all of them or
     keeps them in a folder; else each time that it is needed."""
     c, architecture = found.config, architecture_of(found.config)
-    visits, held_out = iterations * found.forecast.work.prompts, _count(c.prompts.test)
-    different = min(_count(c.prompts.train), visits) + held_out
+    visits, held_out = iterations * found.forecast.work.prompts, prompt_count(c.prompts.test)
+    different = min(prompt_count(c.prompts.train), visits) + held_out
     tuning = tuning_of(c)
     tokens, width, pooled = text_shape(c, architecture)
     row = (tokens * width + pooled) * tuning.dtype.itemsize
     if different * row > CACHE_BYTES and tuning.runtime.cache is None:
         different = visits + held_out * moments(c.eval.every, iterations)
     return (different + 1) * encoding_work(c, architecture)  # and the empty prompt
-
-
-def _count(path: str) -> int:
-    """Return how many prompts a list has; one that is not here is taken to have many."""
-    prompts = prompts_if_there(path)
-    return len(prompts) if prompts else MOST_UNKNOWN
 
 
 def time_lines(found: Estimate, *, gigabytes: float, width: int | None = None) -> list[str]:
@@ -369,7 +381,7 @@ def time_lines(found: Estimate, *, gigabytes: float, width: int | None = None) -
     rows.append(["all", "", *_row(times, "", cards)])
     lines = [
         f"time       of {ITERATIONS:,} iterations; shares are those on the {best.name}",
-        *(f"           {line}" for line in _drawn(rows, width)),
+        *indented_table(rows, 11, width=width),
         f"           a card reaches {LEAST:.0%} to {MOST:.0%} of its peak, as measured on an H200",
     ]
     if times.unknown:
@@ -378,19 +390,23 @@ def time_lines(found: Estimate, *, gigabytes: float, width: int | None = None) -
 
 
 def _row(times: Times, name: str, cards: Sequence[Card]) -> list[str]:
-    done = times.work[name] if name else times.total
-    spent = [time_text(times.seconds(card, name)) if any(done) else "-" for card in cards]
-    return [flop(int(done.operations)) if done.operations else "-", *spent]
+    """Set what something takes; a dash where it takes nothing."""
+    done = times.of(name)
+    row = ["-"] * (1 + len(cards))
+    if done.operations:
+        row[0] = flop(int(done.operations))
+    if any(done):
+        row[1:] = [time_text(times.seconds(card, name)) for card in cards]
+    return row
 
 
 def _percent(share: float) -> str:
     """Write a share; one that is no longer seen is not written as nothing."""
-    return f"{share:.1%}" if share >= 0.0005 else "0 %" if share == 0 else "< 0.1%"
-
-
-def _drawn(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    inner = None if width is None else max(width - 11, 20)
-    return text_table(rows, width=inner).splitlines()
+    if share == 0:
+        return "0 %"
+    if share < 0.0005:
+        return "< 0.1%"
+    return f"{share:.1%}"
 
 
 def times_as_json(found: Estimate) -> dict[str, object]:

@@ -81,7 +81,7 @@ def _stds(examined: ExaminedRun, section: ReportSection, plan: Plan, sigmas: Ten
     trains_draws = examined.trainer.method.likelihood.trains == "draws"
     wide = [k for k, std in enumerate(stds[:-1]) if std > HUGE and not (exploded and k == 0)]
     if wide:
-        worst = max(wide, key=lambda k: stds[k])
+        worst = max(wide, key=stds.__getitem__)
         section.find(
             "std/huge",
             f"{len(wide)} steps, the worst is {worst} from sigma {float(sigmas[worst]):.4g}: std "
@@ -120,7 +120,7 @@ def _scores(examined: ExaminedRun, section: ReportSection, stds: list[float]) ->
     off = (stored - exact).abs()
     section.figures |= {"log_prob_gap": float(off.max()), "z2": float(z2.mean()), "stds": stds}
     # rounding of short dtypes moves the mean of sharp steps
-    if bool(off.median() > (1e-4 if examined.dtype == torch.float32 else 0.05)):
+    if bool(off.median() > examined.rounding):
         worst = int(off.argmax())
         section.find(
             "logprob/std",
@@ -163,21 +163,23 @@ def _seeds(examined: ExaminedRun, section: ReportSection) -> None:
         )
         return
     # the streams of the next iteration and of the next seed, beside this run's own
-    keys = [(run.config.seed + s, "rollout", run.iteration + i, 0) for s, i in ((0, 1), (1, 0))]
-    drawn = [torch.randn(8, generator=generator(*key)) for key in keys]
-    mine = torch.randn(8, generator=generator(run.config.seed, "rollout", run.iteration, 0))
-    same = []
-    for name, row in zip(("iterations", "seeds"), drawn, strict=True):
-        if row.equal(mine):
-            same.append(name)
+    seed, iteration, same = run.config.seed, run.iteration, []
+    mine = _first_noise(seed, iteration)
+    if _first_noise(seed, iteration + 1).equal(mine):
+        same.append("iterations")
+    if _first_noise(seed + 1, iteration).equal(mine):
+        same.append("seeds")
     # and in the rollout itself: between prompts, and within one unless it is meant so
-    other = [_roots(ro, int(g)) for g in ro.group_ids[1:]]
-    if any(torch.equal(before, rows) for rows in other):
+    if any(torch.equal(before, _roots(ro, int(g))) for g in ro.group_ids[1:]):
         same.insert(0, "prompts")
     if len(before) > 1 and not run.config.train.same_noise and before[0].equal(before[1]):
         same.insert(0, "images of a prompt")
     if same:
         section.find("seeds/same", f"the same initial noise for different {', '.join(same)}")
+
+
+def _first_noise(seed: int, iteration: int) -> Tensor:
+    return torch.randn(8, generator=generator(seed, "rollout", iteration, 0))
 
 
 def _roots(ro: Rollout, group: int) -> Tensor:
@@ -222,8 +224,13 @@ def _table(examined: ExaminedRun, section: ReportSection, nodes: Tensor) -> None
     for k in step.unique().tolist():
         cells = []
         for gap in columns.values():
-            mine = step == k if len(gap) == len(nodes) else step[at] == k
-            cells.append(f"{float(gap[mine].max()):.1e}" if bool(mine.any()) else "-")
+            here = step == k
+            if len(gap) < len(nodes):
+                here = here[at]
+            cell = "-"
+            if bool(here.any()):
+                cell = f"{float(gap[here].max()):.1e}"
+            cells.append(cell)
         section.table.append([str(k), *cells])
     _judge(examined, section, columns[f"micro_batch {t.micro_batch}"], step)
     section.figures["ratio"] = {name: float(gap.max()) for name, gap in columns.items()}
@@ -232,9 +239,9 @@ def _table(examined: ExaminedRun, section: ReportSection, nodes: Tensor) -> None
 def _judge(examined: ExaminedRun, section: ReportSection, gap: Tensor, step: Tensor) -> None:
     """Compare training's own gap with the clip range."""
     # a tenth of the clip range: a smaller gap does not decide what is clipped
-    clips = [examined.config.loss.kwargs.get(key) for key in ("clip_low", "clip_high")]
+    clips = map(examined.config.loss.kwargs.get, ("clip_low", "clip_high"))
     known = [clip for clip in clips if isinstance(clip, float) and clip > 0]
-    limit = min(1e-2, max(1e-5, 0.1 * min(known))) if known else 1e-2
+    limit = min(1e-2, max(1e-5, 0.1 * min(known, default=1.0)))
     # exact, within rounding, or a fault
     worst = float(gap.max())
     verdict = "not 1"
@@ -252,8 +259,10 @@ def _judge(examined: ExaminedRun, section: ReportSection, gap: Tensor, step: Ten
     t, k = examined.config.train, int(step[gap.argmax()])
     found = f"|ratio - 1| is up to {worst:.2g} at step {k}, allowed are {limit:.0e}"
     # short dtypes round differently in batches of another size: the likely cause
-    shapes = t.micro_batch != t.rollout_batch and examined.dtype != torch.float32
-    section.find("ratio/batch-shape" if shapes else "ratio/off", found)
+    cause = "ratio/off"
+    if t.micro_batch != t.rollout_batch and examined.dtype != torch.float32:
+        cause = "ratio/batch-shape"
+    section.find(cause, found)
 
 
 def _evaluated_twice(examined: ExaminedRun, section: ReportSection, nodes: Tensor) -> None:

@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,6 +55,11 @@ class ExaminedRun:
         """Return the dtype of the network's arithmetic."""
         return getattr(self.model, "dtype", torch.float32)
 
+    @property
+    def rounding(self) -> float:
+        """Return the largest difference that is rounding in the network's arithmetic."""
+        return 1e-4 if self.dtype == torch.float32 else 5e-2
+
     def encode(self, groups: list[int]) -> Cond:
         """Encode the prompts of these group ids, with what they start from."""
         run = self.trainer
@@ -77,11 +83,16 @@ def smaller(config: Config) -> Config:
     return replace(config, train=replace(t, prompts=count, updates=updates, parts=1))
 
 
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy named tensors as they are now."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
 def admit(config: Config, model: FlowModel | None = None) -> ExaminedRun:
     """Load what the config names, sample and score two prompts. Raises what a run would raise."""
     clock = PhaseClock()
     trainer = Trainer(smaller(config), model=model, log=clock)
-    start = {name: p.detach().clone() for name, p in trainer.params.items()}
+    start = copied(trainer.params)
     # an iteration in which the policy learns
     while trainer.iteration < TRIED and not trainer.trains_policy():
         trainer.state.iteration += 1

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flowrl.core.tables import text_table
+from flowrl.core.tables import indented_table
 
 
 class Advice(NamedTuple):
@@ -270,17 +270,21 @@ class Checkup(NamedTuple):
 
     def __repr__(self) -> str:
         """Name what was found; `checkup_text` says it whole."""
-        found = ", ".join(finding.id for finding in self.findings)
-        what = f"{len(self.findings)} to change: {found}" if found else "nothing to change"
+        said, found = "nothing to change", [finding.id for finding in self.findings]
+        if found:
+            said = f"{len(found)} to change: {', '.join(found)}"
         unseen = [section.name for section in self.sections if section.skipped]
-        more = f"; not looked at: {', '.join(unseen)}" if unseen else ""
-        return f"Checkup({self.config!r}: {what}{more})"
+        if unseen:
+            said += f"; not looked at: {', '.join(unseen)}"
+        return f"Checkup({self.config!r}: {said})"
 
     @property
     def findings(self) -> list[DoctorFinding]:
         """Return what should be changed, causes before what follows from them."""
-        every = [finding for section in self.sections for finding in section.findings]
-        return [finding for finding in every if finding.id not in self.known]
+        found = []
+        for section in self.sections:
+            found += [finding for finding in section.findings if finding.id not in self.known]
+        return found
 
 
 def checkup_text(checkup: Checkup, width: int | None = None) -> str:
@@ -293,9 +297,7 @@ def checkup_text(checkup: Checkup, width: int | None = None) -> str:
             lines.append(f"  not looked at: {section.skipped}")
         lines += [f"  {line}" for line in section.lines]
         if len(section.table) > 1:
-            inner = None if width is None else width - 2
-            drawn = text_table(section.table, width=inner)
-            lines += ["", *(f"  {line}".rstrip() for line in drawn.splitlines())]
+            lines += ["", *indented_table(section.table, 2, width=width)]
         lines.append("")
     # what to change
     findings = checkup.findings

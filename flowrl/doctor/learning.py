@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from flowrl.algorithms.forest import leaf_kinds, states_of, trained_nodes
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.doctor.examined_run import ExaminedRun
+from flowrl.doctor.examined_run import ExaminedRun, copied
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import cosine
 from flowrl.evaluation.sources import prompt_keys
@@ -157,14 +158,13 @@ def look_at_gradient(examined: ExaminedRun) -> ReportSection:
     kept = nodes[(table.factor[nodes] > 0) & (advantage[nodes] != 0)]
     # segments are one unit: with them all steps are differentiated together
     step = ro.tree.step[ro.tree.parent[kept].clamp_min(0)]
-    together = run.method.likelihood.trains != "draws" or run.method.segment is not None
-    steps = [None] if together else step.unique().tolist()
+    parts = {"all": kept}
+    if run.method.likelihood.trains == "draws" and run.method.segment is None:
+        parts = {str(k): kept[step == k] for k in step.unique().tolist()}
     section.table, total = [["step", "rows", "norm"]], list[Tensor]()
     norms: dict[str, float] = {}
-    for k in steps:
-        mine = kept if k is None else kept[step == k]
+    for name, mine in parts.items():
         grads = _gradient(examined, local, mine, len(kept))
-        name = "all" if k is None else str(k)
         norms[name] = float(torch.stack([g.norm() for g in grads]).norm())
         section.table.append([name, str(len(mine)), f"{norms[name]:.3g}"])
         if total:
@@ -196,16 +196,17 @@ def _calls(examined: ExaminedRun, nodes: Tensor) -> list[NetworkCall]:
     order = torch.argsort(state, stable=True)
     size = max(1, examined.config.train.micro_batch // run.method.rows)
     place = torch.arange(len(nodes))
-    segment = run.method.segment(ro) if run.method.segment else None
-    if segment is not None:
-        place, order = torch.sort(segment[nodes], stable=True)
+    if run.method.segment is not None:
+        place, order = torch.sort(run.method.segment(ro)[nodes], stable=True)
     return cut(Minibatch(nodes[order], place), state[order], size)
 
 
 def _taken(examined: ExaminedRun) -> Gradient:
-    params = list(examined.trainer.params.values())
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
-    for p in params:
+    grads = []
+    for p in examined.trainer.params.values():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        grads.append(p.grad)
         p.grad = None
     return grads
 
@@ -218,11 +219,10 @@ def _judge_norms(section: ReportSection, norms: dict[str, float]) -> None:
     elif not bool((values > 0).any()):
         section.find("gradient/zero", "all gradients are 0, though the advantages are not")
     elif len(norms) > 2 and float(values.max()) > OUTLIER * float(values.median()):
-        worst = max(norms, key=lambda name: norms[name])
+        worst, norm = max(norms.items(), key=itemgetter(1))
         section.find(
             "gradient/outlier",
-            f"step {worst} has the norm {norms[worst]:.3g}, the median step "
-            f"{float(values.median()):.3g}",
+            f"step {worst} has the norm {norm:.3g}, the median step {float(values.median()):.3g}",
         )
 
 
@@ -260,8 +260,8 @@ def look_at_update(examined: ExaminedRun) -> ReportSection:
     if examined.has("gradient/zero", "gradient/broken"):
         section.skipped = "there is no gradient to follow"
         return section
-    kept = {name: _copy(rows) for name, rows in run.weights.state_dict().items()}
-    start = {name: p.detach().clone() for name, p in run.params.items()}
+    kept = {name: copied(rows) for name, rows in run.weights.state_dict().items()}
+    start = copied(run.params)
     advantage = advantages_of(examined, made_up(examined))
     decays = {name: decay_of(run, name) for name in kept_copies(run)}
     it = Iteration(examined.rows, range(len(examined.rows)), None)
@@ -319,7 +319,3 @@ def _copies(
                 f"`{name}` with a decay of {decays[name]:.3g} is off by {share:.2g} of the way to "
                 "the current weights",
             )
-
-
-def _copy(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in rows.items()}

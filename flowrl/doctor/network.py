@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,6 @@ from flowrl.models.adapter import PipelineModel
 from flowrl.models.prompt_encoding import Reader, cut_off, readers_of
 
 ROWS = 8
-FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype
-
 TIMES = ("timestep", "timesteps", "t")  # what networks call their time
 READ = 4000  # prompts whose length is looked at
 
@@ -46,14 +45,16 @@ def look_at_network(examined: ExaminedRun) -> ReportSection:
     with torch.enable_grad(), noted(networks) as trained:
         graded = ask()
     # asked twice it must say the same to the bit; otherwise a few roundings are allowed
-    slack = FLOAT if examined.dtype == torch.float32 else SHORT
+    slack = examined.rounding
     gaps = [relative(rows, first) for rows in (again, graded, alone)]
     section.figures = dict(zip(("again", "with_gradient", "alone"), gaps, strict=True))
     if gaps[0] > 0:
+        found = f"asked twice, velocities differ by {gaps[0]:.2g}"
         layers = _random_layers(run.model)
-        named = f"; in training mode: {', '.join(layers[:3])}" if layers else ""
-        section.find("ratio/random", f"asked twice, velocities differ by {gaps[0]:.2g}{named}")
-    asked = [seen.times[0] for seen in (sampled, trained) if seen.times]
+        if layers:
+            found += f"; in training mode: {', '.join(layers[:3])}"
+        section.find("ratio/random", found)
+    asked = sampled.times[:1] + trained.times[:1]
     if len(asked) == 2 and not torch.equal(*asked):
         worst = float((asked[0] - asked[1]).abs().max())
         section.find("ratio/time", f"the network's times differ by up to {worst:.3g}")
@@ -65,10 +66,9 @@ def look_at_network(examined: ExaminedRun) -> ReportSection:
         )
     # the first is the cause: what follows may only be its consequence
     section.findings = section.findings[:1]
-    said = [f"{gap:.1e}" for gap in gaps]
     section.lines.append(
-        f"velocities of {len(x)} rows: asked again {said[0]}, with a gradient {said[1]}, "
-        f"one by one {said[2]} (relative differences)"
+        f"velocities of {len(x)} rows: asked again {gaps[0]:.1e}, with a gradient {gaps[1]:.1e}, "
+        f"one by one {gaps[2]:.1e} (relative differences)"
     )
     return section
 
@@ -98,7 +98,7 @@ def noted(networks: Iterable[torch.nn.Module]) -> Iterator[Inputs]:
                 into.rows.setdefault(name, []).extend(rows)
 
     with ExitStack() as hooks:
-        for network in {id(one): one for one in networks}.values():
+        for network in dict.fromkeys(networks):
             hook = network.register_forward_pre_hook(note, with_kwargs=True)
             hooks.callback(hook.remove)
         yield into
@@ -110,8 +110,8 @@ def _rows(named: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, lis
         if isinstance(value, Mapping):
             yield from _rows(value, f"{before}{name}.")
         elif isinstance(value, Tensor) and value.dim() > 1 or isinstance(value, list):
-            tensors = [row for row in value if isinstance(row, Tensor)]
-            yield f"{before}{name}", [row.detach().float().cpu() for row in tensors]
+            rows = [row.detach().float().cpu() for row in value if isinstance(row, Tensor)]
+            yield f"{before}{name}", rows
 
 
 def _random_layers(model: Any) -> list[str]:
@@ -139,7 +139,7 @@ def look_at_texts(examined: ExaminedRun) -> ReportSection:
     """Encode prompts together and alone; count those that are cut."""
     section = ReportSection("texts")
     texts = list(dict.fromkeys(examined.texts))
-    groups = [examined.texts.index(text) for text in texts]
+    groups = list(map(examined.texts.index, texts))
     with torch.no_grad():
         together = examined.encode(groups)
         alone = [examined.encode([group]) for group in groups]
@@ -147,7 +147,7 @@ def look_at_texts(examined: ExaminedRun) -> ReportSection:
     for name, rows in together.items():
         for i, row in enumerate(rows):
             gaps = [relative(row.float(), one[name][0].float()) for one in alone]
-            near = min(range(len(gaps)), key=lambda k: gaps[k])
+            near = gaps.index(min(gaps))
             if gaps[i] > 0.01 and near != i and not section.findings:
                 section.find(
                     "text/swapped",
@@ -199,4 +199,4 @@ def _readers(examined: ExaminedRun) -> list[Reader]:
     parts = model.pipeline().components
     tokenizers = [part for name, part in parts.items() if name.startswith("tokenizer") and part]
     tokens = getattr(model.options, "max_sequence_length", None)
-    return sorted(readers_of(tokenizers, t5_tokens=tokens), key=lambda reader: reader.limit)
+    return sorted(readers_of(tokenizers, t5_tokens=tokens), key=attrgetter("limit"))

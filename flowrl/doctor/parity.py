@@ -8,6 +8,7 @@ states; the inputs of the network are noted by the names that its own ``forward`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -123,8 +124,7 @@ def _sources(examined: ExaminedRun) -> list[Source]:
     if not hasattr(examined.model, "encode_with_sources"):
         return []
     size = (examined.config.image.height, examined.config.image.width)
-    found = sources_of(examined.trainer.train_set, examined.rows, size)
-    return found if any(found) else []
+    return sources_of(examined.trainer.train_set, examined.rows, size)
 
 
 def _noise(shape: tuple[int, ...], place: int) -> Tensor:
@@ -187,10 +187,13 @@ def _compare(section: ReportSection, two: Sides, end: Tensor, last: Tensor) -> N
         "vae": float((images[0] - images[1]).abs().mean()),
     }
     section.figures |= gaps
-    wrong = [name for name, gap in gaps.items() if not gap <= SLACK[name][short]]
+    wrong = []
     for name, gap in gaps.items():
-        says = "differs" if name in wrong else ""
-        section.table.append([name, f"{gap:.1e}", f"{SLACK[name][short]:.0e}", says])
+        limit, says = SLACK[name][short], ""
+        if not gap <= limit:
+            wrong.append(name)
+            says = "differs"
+        section.table.append([name, f"{gap:.1e}", f"{limit:.0e}", says])
     # the first is the cause of those behind it
     if wrong and wrong[0] != "vae":
         _TELL[wrong[0]](section, two)
@@ -231,8 +234,8 @@ def _row_gap(one: Tensor, two: Tensor) -> float:
     may cut what is masked."""
     if one.dim() != two.dim():
         return float("inf")
-    sizes = [max(pair) for pair in zip(one.shape, two.shape, strict=True)]
-    return relative(*(_filled(row, sizes) for row in (one, two)))
+    sizes = list(map(max, one.shape, two.shape))
+    return relative(_filled(one, sizes), _filled(two, sizes))
 
 
 def _filled(row: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -266,12 +269,14 @@ def _time(section: ReportSection, two: Sides) -> None:
     ours, other = _times(two)
     worst = int((ours - other).abs().argmax())
     found = f"step {worst}: {float(ours[worst]):.6g}, in the pipeline {float(other[worst]):.6g}"
-    rounded = torch.equal(ours, other.bfloat16().float())
-    section.find("parity/time-rounding" if rounded else "parity/time", found)
+    cause = "parity/time"
+    if torch.equal(ours, other.bfloat16().float()):
+        cause = "parity/time-rounding"
+    section.find(cause, found)
 
 
 def _text(section: ReportSection, two: Sides) -> None:
-    name, gap = max(_row_gaps(two, TEXTS).items(), key=lambda pair: pair[1])
+    name, gap = max(_row_gaps(two, TEXTS).items(), key=itemgetter(1))
     shapes = [list(side.rows[name][0].shape) for side in (two.given, two.given_beside)]
     section.find(
         "parity/text",
@@ -291,8 +296,10 @@ def _velocity(section: ReportSection, two: Sides) -> None:
         return
     asked = two.model.options.cfg_scale
     found = f"guidance acts like {scale:.3g}, asked for is {asked:g}"
-    swapped = abs(scale - (1 - asked)) < 0.05 * asked
-    section.find("parity/guidance-swapped" if swapped else "parity/guidance", found)
+    cause = "parity/guidance"
+    if abs(scale - (1 - asked)) < 0.05 * asked:
+        cause = "parity/guidance-swapped"
+    section.find(cause, found)
 
 
 def _guidance(two: Sides) -> float | None:

@@ -14,13 +14,13 @@ from flowrl.algorithms.forest import leaf_kinds
 from flowrl.core.abilities import LearnedReward, asks_people, ignores_quality, sees_latents
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
-from flowrl.core.prompts import PromptSet, check_records
+from flowrl.core.prompts import check_records
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.reward_tests.checks import CheckResult
 from flowrl.evaluation.reward_tests.selftest import rendered, selftest
-from flowrl.evaluation.score_images import PromptedImage
+from flowrl.evaluation.score_images import PromptedImage, listed
 from flowrl.evaluation.suites.shapes.prompts import all_records
 
 COUNT = 8  # images of the self-test
@@ -90,11 +90,8 @@ def _tested(
     if not images:
         section.lines.append(f"{name}: not tested on damaged videos: the self-test has images only")
         return []
-    records = [image.record for image in images]
-    texts = [record["prompt"] for record in records]
-    places = [image.name for image in images]
     try:
-        check_records(PromptSet(texts, records, "", "", places), {name: reward})
+        check_records(listed(images, [image.name for image in images]), {name: reward})
         return selftest(name, reward, images, batch=len(images))
     except DataError as error:
         section.lines.append(f"{name}: not tested on these images: {error}")
@@ -155,8 +152,7 @@ def _on_samples(examined: ExaminedRun, section: ReportSection, name: str, *, bro
     # the difference of two answers has twice the variance of one, hence the root of 2
     floor, spread = float(_std(again - values)) / 2**0.5, float(stds.mean())
     weight = run.reward_set.weights[name]
-    known = values[values.isfinite()]
-    mean = float(known.mean()) if len(known) else float("nan")
+    mean = float(values[values.isfinite()].mean())  # NaN where none was scored
     cells = [f"{weight:g}", f"{mean:.4g}", f"{spread:.3g}", f"{floor:.2g}", f"{speed:.3g}"]
     section.table.append([name, *cells])
     figures = {"mean": mean, "spread": spread, "floor": floor, "images_per_s": speed}
@@ -179,4 +175,6 @@ def _on_samples(examined: ExaminedRun, section: ReportSection, name: str, *, bro
 
 def _std(values: Tensor) -> Tensor:
     known = values[values.isfinite()].double()
-    return known.std(correction=0) if len(known) else torch.tensor(0.0, dtype=torch.float64)
+    if not len(known):
+        return known.new_zeros(())
+    return known.std(correction=0)

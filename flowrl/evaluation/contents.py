@@ -29,10 +29,12 @@ def content_of(call: Call) -> Facts:
     name; what it writes itself, the arguments in its ``writes``, is not looked at."""
     writes = getattr(call.function, "writes", ())
     read = {key: value for key, value in call.kwargs.items() if key not in writes}
-    facts = {
-        "source": facts_of_source(call.function, JUDGES),
-        "files": facts_of_values(read),
-    }
+    source, files = facts_of_source(call.function, JUDGES), facts_of_values(read)
+    return _known({"source": source, "files": files})
+
+
+def _known(facts: Facts) -> Facts:
+    """Leave out what holds nothing."""
     return {key: value for key, value in facts.items() if value}
 
 
@@ -49,8 +51,7 @@ def drawing_content(config: Config) -> Facts:
 def start_content(config: Config) -> Facts:
     """Return the facts of the files that a config's training begins with, where these are not the
     model's own."""
-    start = facts_of_values(config.train.start)
-    return {"start": start} if start else {}
+    return _known({"start": facts_of_values(config.train.start)})
 
 
 def reward_contents(config: Config, made: Mapping[str, Any] | None = None) -> Facts:
@@ -59,7 +60,7 @@ def reward_contents(config: Config, made: Mapping[str, Any] | None = None) -> Fa
     found: Facts = {}
     for name, call in config.rewards.items():
         told = getattr((made or {}).get(name), "told", None)
-        found[name] = {**content_of(call), **({"told": told} if told else {})}
+        found[name] = {**content_of(call), **_known({"told": told})}
     return found
 
 
@@ -79,7 +80,8 @@ def prompt_files(prompts: PromptSet, config: Config) -> str:
     bases = [Path(prompts.path).parent]
     for call in config.rewards.values():
         root = call.kwargs.get("root")
-        bases += [Path(root).expanduser()] if isinstance(root, str) else []
+        if isinstance(root, str):
+            bases.append(Path(root).expanduser())
     found: Facts = {}
     for name in sorted({*_image_names(prompts.records)}):
         files = [base / name for base in bases if (base / name).is_file()]
@@ -91,9 +93,11 @@ def _image_names(value: Any) -> Iterator[str]:
     """Yield every text in records that ends as the file of an image does."""
     if isinstance(value, str) and value.lower().endswith(IMAGES) and "\0" not in value:
         yield value
-    rows = value.values() if isinstance(value, Mapping) else value
-    for each in rows if isinstance(value, Mapping | list | tuple) else ():
-        yield from _image_names(each)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _image_names(each)
 
 
 def judged_content(config: Config) -> Facts:
@@ -123,12 +127,12 @@ def own_functions(config: Config) -> Facts:
     calls: list[Any] = []
     for section in vars(config).values():
         calls += section.values() if isinstance(section, Mapping) else [section]
-    calls += [step for call in config.rewards.values() for step in call.transform]
+    for call in config.rewards.values():
+        calls += call.transform
     calls += config.select
     known = [config.model, *config.rewards.values()]
     found: Facts = {}
     for call in calls:
         if isinstance(call, Call) and call not in known:
-            source = facts_of_source(call.function)
-            found |= {call.key: source} if source else {}
-    return {FUNCTIONS: found} if found else {}
+            found |= _known({call.key: facts_of_source(call.function)})
+    return _known({FUNCTIONS: found})

@@ -82,8 +82,10 @@ class Error(NamedTuple):
             return float(stats.t.isf(0.025, math.exp(log))) - ratio
 
         low, high = math.log(0.5), math.log(1e6)
-        if longer(low) <= 0 or longer(high) >= 0:
-            return math.exp(low if longer(low) <= 0 else high)
+        if longer(low) <= 0:
+            return math.exp(low)
+        if longer(high) >= 0:
+            return math.exp(high)
         return math.exp(optimize.brentq(longer, low, high))
 
     def half(self, level: float = 0.05) -> Value:
@@ -102,13 +104,16 @@ class Error(NamedTuple):
 
         def wider(log: float) -> float:
             half = float(self.half(math.exp(log)))
-            return (half if math.isfinite(half) else 0.0) - abs(difference)
-
-        if wider(0.0) >= 0:
-            return 1.0
+            if not math.isfinite(half):
+                half = 0.0
+            return half - abs(difference)
 
         least = math.log(LEAST_P)
-        return math.exp(optimize.brentq(wider, least, 0.0)) if wider(least) > 0 else 0.0
+        if wider(0.0) >= 0:
+            return 1.0
+        if wider(least) <= 0:
+            return 0.0
+        return math.exp(optimize.brentq(wider, least, 0.0))
 
 
 def _factor(level: float, part: MeanSquare) -> Value:
@@ -179,24 +184,26 @@ def prompt_part(
     """
     # the second and third moment within each task, and over all of them
     tasks = [_moments(values, tags, task) for task in dict.fromkeys(tags)]
-    of_weight = [weights[places[0]] for places, _, _ in tasks]
-    pooled, third = _pooled_moments([(second, cube) for _, second, cube in tasks])
+    pooled, third = _pooled_moments(tasks)
     # the variance of the mean: of each task its own, or that with two prompts more if it is larger
     own, larger, cubes = [], [], 0.0
-    for (places, second, cube), weight in zip(tasks, of_weight, strict=True):
+    for places, second, cube in tasks:
+        weight = weights[places[0]]
         if weight:
             share = MORE / (second.freedom + MORE)
             more = (1 - share) * second.variance + share * pooled.variance
-            scale, freedom = weight**2 * len(places), second.freedom or pooled.freedom
-            own.append(MeanSquare(scale * (second if second.freedom else pooled).variance, freedom))
-            larger.append(MeanSquare(scale * np.maximum(second.variance, more), freedom))
+            scale, known = weight**2 * len(places), second
+            if not second.freedom:
+                known = pooled
+            own.append(MeanSquare(scale * known.variance, known.freedom))
+            larger.append(MeanSquare(scale * np.maximum(second.variance, more), known.freedom))
             cubes = cubes + weight * scale * np.abs((1 - share) * cube + share * third)
     variance: Value = sum(part.variance for part in larger)
-    freedom = np.minimum(summed(own).freedom, summed([_upper(part) for part in larger]).freedom)
+    freedom = np.minimum(summed(own).freedom, summed([*map(_upper, larger)]).freedom)
     # where nothing differs, verdicts could; and the skewness of the mean
-    n, known = int(np.count_nonzero(weights)), np.greater(variance, 0)
-    least = np.where(known, variance, whole**2 * float((weights**2).sum()))
-    skew = np.where(known, cubes / np.where(known, variance, 1.0) ** 1.5, 0.0)
+    n, varies = int(np.count_nonzero(weights)), np.greater(variance, 0)
+    least = np.where(varies, variance, whole**2 * float((weights**2).sum()))
+    skew = np.where(varies, cubes / np.where(varies, variance, 1.0) ** 1.5, 0.0)
     return MeanSquare(variance + MORE / n * least, np.minimum(freedom, pooled.freedom), skew[()])
 
 
@@ -217,15 +224,20 @@ def _moments(
     mine, n = values[..., places], len(places)
     left = mine - mine.mean(-1, keepdims=True)
     second = MeanSquare((left**2).sum(-1) / max(n - 1, 1), n - 1)
-    return places, second, (left**3).mean(-1) * n**2 / ((n - 1) * (n - 2)) if n > 2 else 0.0
+    third: Value = 0.0
+    if n > 2:
+        third = (left**3).mean(-1) * n**2 / ((n - 1) * (n - 2))
+    return places, second, third
 
 
-def _pooled_moments(tasks: Sequence[tuple[MeanSquare, Value]]) -> tuple[MeanSquare, Value]:
+def _pooled_moments(
+    tasks: Sequence[tuple[list[int], MeanSquare, Value]],
+) -> tuple[MeanSquare, Value]:
     """Pool the variances and third moments of tasks, by their degrees of freedom."""
-    freedom = sum(second.freedom for second, _ in tasks)
-    squares = sum(second.variance * second.freedom for second, _ in tasks)
-    several = sum(max(second.freedom - 1, 0) for second, _ in tasks)
-    cubes = sum(cube * max(second.freedom - 1, 0) for second, cube in tasks)
+    freedom = sum(second.freedom for _, second, _ in tasks)
+    squares = sum(second.variance * second.freedom for _, second, _ in tasks)
+    several = sum(max(second.freedom - 1, 0) for _, second, _ in tasks)
+    cubes = sum(cube * max(second.freedom - 1, 0) for _, second, cube in tasks)
     return MeanSquare(squares / max(freedom, 1), freedom), cubes / max(several, 1)
 
 
@@ -281,8 +293,14 @@ def crossed(values: np.ndarray, tags: Sequence[str]) -> dict[str, Any]:
     def one(weights: np.ndarray) -> dict[str, Any]:
         error = contrast_error(groups, values.mean(0), weights, tags)
         mean, half = float(values.mean(0) @ weights), float(error.half())
-        bounds = [mean - half, mean + half] if math.isfinite(half) else [None, None]
-        return {"mean": mean, "interval": bounds}
+        return {"mean": mean, "interval": interval_around(mean, half)}
 
     tasks = {task: one(weights_of(tags, task)) for task in dict.fromkeys(tags)}
     return {**one(weights_of(tags)), "tasks": tasks}
+
+
+def interval_around(mean: float, half: float) -> list[float | None]:
+    """Return both ends of an interval; [None, None] where its half is not known."""
+    if not math.isfinite(half):
+        return [None, None]
+    return [mean - half, mean + half]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.errors import ConfigError, RewardError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
-from flowrl.core.prompts import PromptSet, Record, prompts_hash
+from flowrl.core.prompts import PromptSet, Record, prompts_hash, task_of
 from flowrl.core.seeds import generator
-from flowrl.core.types import FlowModel, Reward, RewardBatch, Source, concatenated
+from flowrl.core.types import FlowModel, Reward, RewardBatch, Source, concatenated, sources_at
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.statistics import (
@@ -72,10 +73,11 @@ def sampled_images(
     # whole prompts to a batch
     share = _at_once(images, batch)
     sigmas, shape = model.sigmas(steps, height, width), model.latent_shape(height, width)
-    chosen = range(len(texts)) if places is None else places
-    for first in range(0, len(chosen), share):
+    if places is None:
+        places = range(len(texts))
+    for first in range(0, len(places), share):
         # noise of each prompt's own, then Euler steps
-        rows = list(chosen[first : first + share])
+        rows = list(places[first : first + share])
         x0 = sample_ode(
             model,
             conditioning(model, [texts[i] for i in rows], sources(rows)),
@@ -88,13 +90,13 @@ def sampled_images(
             late=late,
         )
         # images of 8 bits, as a PNG of them would have
-        index = [i for i in rows for _ in range(images)]
+        index = np.repeat(rows, images).tolist()
         pixels = round_8bit(model.decode(x0))
         if not broken:
-            _refuse_broken(pixels, [texts[i] for i in index])
+            _refuse_broken(pixels, texts, index)
         yield index, pixels
         if progress is not None:
-            progress(first + len(rows), len(chosen))
+            progress(first + len(rows), len(places))
 
 
 def _at_once(images: int, batch: int) -> int:
@@ -107,11 +109,12 @@ def finite_images(images: Tensor) -> Tensor:
     return images.isfinite().flatten(1).all(1)
 
 
-def _refuse_broken(images: Tensor, texts: list[str]) -> None:
-    """Raise RunError, naming the prompt, if an image [n, 3, H, W] holds NaN or infinity."""
+def _refuse_broken(images: Tensor, texts: list[str], rows: list[int]) -> None:
+    """Raise RunError, naming the prompt, if an image [n, 3, H, W] of prompts `rows` [n] holds NaN
+    or infinity."""
     wrong = (~finite_images(images)).nonzero()
     if len(wrong):
-        prompt = texts[int(wrong[0])]
+        prompt = texts[rows[int(wrong[0])]]
         raise RunError(f"sampling: the model made an image of {prompt!r} that is not finite")
 
 
@@ -131,14 +134,17 @@ def score_all(
     of one. sources: what each image started from, [n] or nothing. An image that is not finite is
     shown to no reward and not scored: NaN. Raises RewardError that names the reward which failed.
     """
-    groups = torch.tensor([0] * len(records) if group is None else group, dtype=torch.int64)
+    if group is None:
+        group = [0] * len(records)
+    groups = torch.tensor(group, dtype=torch.int64)
     # the images that can be shown
     shown = finite_images(images)
     rows = shown.nonzero()[:, 0].tolist()
     records = [records[row] for row in rows]
     prompts = [record["prompt"] for record in records]
-    images = images if len(rows) == len(images) else images[shown]
-    starts = [sources[row] for row in rows] if sources else []
+    if len(rows) < len(images):
+        images = images[shown]
+    starts = sources_at(sources, rows)
     batch = RewardBatch(images, prompts, groups[rows], records, torch.zeros(len(rows)), starts)
     # their scores
     scores = {name: torch.full(shown.shape, torch.nan) for name in rewards}
@@ -220,9 +226,11 @@ def _check_headline(name: str) -> None:
 def _joined(shares: list[Share]) -> tuple[list[int], Tensor, dict[str, Tensor]]:
     """Put the processes' shares together -> prompt index of each image, which are not finite [n],
     scores {name: [n]}."""
-    rows = [row for index, _, _ in shares for row in index]
-    broken = [one for _, found, _ in shares for one in found]
-    parts = [part for _, _, scored in shares for part in scored]
+    rows, broken, parts = list[int](), list[bool](), list[dict[str, Tensor]]()
+    for index, found, scored in shares:
+        rows += index
+        broken += found
+        parts += scored
     return rows, torch.tensor(broken), concatenated(parts)
 
 
@@ -237,15 +245,15 @@ def _whole_report(
     """Summarize scores {name: [n]} of images of the prompts `rows`: the headline by task and by
     prompt, and for seen and held-out prompts apart; every reward's mean. most: the share that may
     go unscored; None: no image may, and every image's score is in the report."""
-    unscored = count_unscored(scores, [prompts.texts[i] for i in rows], broken, most)
+    unscored = count_unscored(scores, prompts.texts_of(rows), broken, most)
     known = scores[headline].isfinite()
-    records = [prompts.records[i] for i, kept in zip(rows, known.tolist(), strict=True) if kept]
+    places = [*compress(rows, known.tolist())]
+    records = [prompts.records[place] for place in places]
     check_tasks(prompts.records, records, headline)
     # the headline's
     values = scores[headline][known]
-    tags = [str(record.get("tag", "all")) for record in records]
+    tags = [*map(task_of, records)]
     held = torch.tensor([bool(record.get("held_out", False)) for record in records])
-    places = [row for row, kept in zip(rows, known.tolist(), strict=True) if kept]
     whole = summarize_scores(values, tags, places)
     report = {"score": headline, headline: whole.pop("mean"), **whole}
     report |= summarize_apart(values, tags, held, places)
@@ -255,7 +263,9 @@ def _whole_report(
     report["by_prompt"] = prompt_means(each, prompts.records)
     if most is None:
         report["outcomes"] = each
-    return report | ({"unscored": unscored} if unscored else {})
+    if unscored:
+        report["unscored"] = unscored
+    return report
 
 
 def _scored(
@@ -357,7 +367,9 @@ def count_unscored(
                 f"({len(missing)} of {len(values)} images have none: {int(broken.sum())} are not "
                 f"finite, to the others the reward gave NaN). {_rule(most, own)}"
             )
-            raise RewardError(said) if own else RunError(said)
+            if own:
+                raise RewardError(said)
+            raise RunError(said)
         if missing:
             counts[name] = len(missing)
     return counts
@@ -373,9 +385,9 @@ def _rule(most: float | None, own: bool) -> str:
 
 def check_tasks(every: list[Record], scored: list[Record], headline: str) -> None:
     """Raise RunError if a task has no scored image: the mean over tasks would be another one."""
-    tags = {str(record.get("tag", "all")) for record in scored}
+    tags = {*map(task_of, scored)}
     for record in every:
-        tag = str(record.get("tag", "all"))
+        tag = task_of(record)
         if tag not in tags:
             raise RunError(
                 f"evaluation: reward {headline!r} scored no image of the task {tag!r}, so there is "

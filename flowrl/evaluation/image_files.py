@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,16 +77,21 @@ def _files(paths: list[Path]) -> Iterator[tuple[Path, str]]:
             yield path, str(path)
             continue
         # a folder sorted, without what is hidden or shows other images again
-        below = [file for file in path.rglob("*") if file.suffix.lower() in ENDINGS]
-        shown = [file.relative_to(path) for file in below if file.is_file()]
-        kept = (n for n in shown if not _hidden(n) and not _is_sheet(path / n))
-        names = sorted(kept, key=Path.as_posix)
+        names = []
+        for file in path.rglob("*"):
+            name = file.relative_to(path)
+            shown = file.suffix.lower() in ENDINGS and file.is_file() and not _hidden(name)
+            if shown and not _is_sheet(file):
+                names.append(name)
         if not names:
             raise DataError(
                 f"{path}: expected a folder with images ({', '.join(ENDINGS)}), found none in it"
             )
-        for name in names:
-            yield path / name, name.as_posix() if len(paths) == 1 else str(path / name)
+        for name in sorted(names, key=Path.as_posix):
+            if len(paths) == 1:
+                yield path / name, name.as_posix()
+            else:
+                yield path / name, str(path / name)
 
 
 def _hidden(name: Path) -> bool:
@@ -101,8 +107,9 @@ def _is_sheet(file: Path) -> bool:
 
 def _header(path: Path, name: str) -> ImageFile:
     with _open(path) as image:
-        turn = _orientation(image, path)
-        size = (image.width, image.height) if turn >= 5 else (image.height, image.width)
+        turn, size = _orientation(image, path), (image.height, image.width)
+        if turn >= 5:
+            size = (image.width, image.height)
         # a phone's JPEG can carry a second, smaller image (MPO); that is no animation
         moves = image.format != "MPO" and getattr(image, "n_frames", 1) > 1
         return ImageFile(path, name, size, turn, moves)
@@ -243,7 +250,7 @@ def match_prompts(images: Sequence[ImageFile], text: str | None, file: str | Non
         return ImagePrompts(prompts, text is not None, 0)
     # the records of a file, by name where they have one
     given = load_prompts(file)
-    named = {key for record in given.records for key in KEYS if key in record}
+    named = set(chain.from_iterable(given.records))
     key = next((key for key in KEYS if key in named), None)
     rows: Sequence[int]
     if key is not None:
@@ -255,8 +262,7 @@ def match_prompts(images: Sequence[ImageFile], text: str | None, file: str | Non
     # in the order of the images
     records = [given.records[row] for row in rows]
     places = [given.places[row] for row in rows]
-    texts = [record["prompt"] for record in records]
-    prompts = PromptSet(texts, records, given.name, given.path, places)
+    prompts = PromptSet(given.texts_of(rows), records, given.name, given.path, places)
     return ImagePrompts(prompts, True, len(given) - len({*rows}))
 
 
@@ -295,7 +301,9 @@ def _by_folder(
     for image, record in zip(images, beside, strict=True):
         row = int(metadata_of(image).parent.name)
         if row >= len(given) or given.texts[row] != record["prompt"]:
-            got = f"{given.texts[row]!r}" if row < len(given) else f"{len(given)} records"
+            got = f"{len(given)} records"
+            if row < len(given):
+                got = repr(given.texts[row])
             raise DataError(
                 f"{given.path}: expected the prompt of {metadata_of(image)} as record {row + 1}, "
                 f"{record['prompt']!r}, got {got}; leave --prompts out to take the folder's own"

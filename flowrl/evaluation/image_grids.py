@@ -25,6 +25,7 @@ from flowrl.evaluation.image_strips import read_strip
 
 EDGE, PAPER = (214, 214, 214), (255, 255, 255)
 RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
+_FRAMES = {None: (1, EDGE), True: (3, RIGHT), False: (3, WRONG)}  # by verdict: pixels, colour
 # pixels: a longer side is reduced to the first, a shorter one enlarged towards the second
 _LARGE, _SMALL = 256, 128
 FRAMES = 6  # of a film strip
@@ -125,9 +126,10 @@ def save_png(image: Image.Image, path: str | os.PathLike[str]) -> None:
 def page_format(path: str | os.PathLike[str]) -> str:
     """Return PIL's name of the format that a file's name asks for, PNG without an ending. Raises
     ConfigError if PIL writes none of that ending."""
-    ending = Path(path).suffix.lower()
-    found = Image.registered_extensions().get(ending) if ending else "PNG"
-    if found is None or found not in Image.SAVE:
+    ending, found = Path(path).suffix.lower(), "PNG"
+    if ending:
+        found = Image.registered_extensions().get(ending, "")
+    if found not in Image.SAVE:
         raise ConfigError(f"{path}: no image can be written as {ending}; take .png, .jpg or .webp")
     return found
 
@@ -199,8 +201,9 @@ def _columns(
     if starts is None:
         return tiles
     # a source is as large as a sample, or as a frame of one
-    films = any(images.ndim == 5 for images in columns.values())
-    large = _LARGE // 2 if films else _LARGE
+    large = _LARGE
+    if any(images.ndim == 5 for images in columns.values()):
+        large = _LARGE // 2
     sources, height = _strips(starts, prompts, "column 'source'", large), sizes.pop()[1]
     if sources[0].height != height:
         raise DataError(
@@ -248,7 +251,7 @@ def _paste(
 ) -> None:
     """Place an image with a hairline around it, so that a white one still has an edge, or with the
     frame of its verdict."""
-    wide, color = (1, EDGE) if right is None else (3, RIGHT if right else WRONG)
+    wide, color = _FRAMES[right]
     box = (x - wide, y - wide, x + tile.width + wide - 1, y + tile.height + wide - 1)
     draw.rectangle(box, outline=color, width=wide)
     page.paste(tile, (x, y))
@@ -313,7 +316,9 @@ def _fitting(text: str, font: Font, width: int) -> int:
 def _font(size: int, ascii_only: bool) -> Font:
     """Return PIL's own font, or for other letters than it has the one that comes with matplotlib,
     where installed."""
-    found = None if ascii_only else importlib.util.find_spec("matplotlib")
+    if ascii_only:
+        return ImageFont.load_default(size=size)
+    found = importlib.util.find_spec("matplotlib")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
         if file.is_file():
@@ -331,5 +336,7 @@ def write_lines(
 ) -> None:
     """Write lines from the corner (x, y) down, centred where a width is given."""
     for index, line in enumerate(text.lines):
-        indent = 0 if width is None else (width - text.font.getlength(line)) // 2
-        draw.text((x + indent, y + index * text.pitch), line, fill=fill, font=text.font)
+        left: float = x
+        if width is not None:
+            left += (width - text.font.getlength(line)) // 2
+        draw.text((left, y + index * text.pitch), line, fill=fill, font=text.font)

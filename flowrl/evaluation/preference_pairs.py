@@ -43,14 +43,14 @@ class PreferencePair(NamedTuple):
 
 def read_pair(record: Record, where: str, folder: Path) -> PreferencePair:
     """Read a record; its paths start at `folder`. Raises DataError for what is missing."""
-    names = [record.get(key) for key in IMAGES]
+    names = [*map(record.get, IMAGES)]
     if not all(isinstance(name, str) and name for name in names):
         raise DataError(
             f"{where}: expected the files of two images as {IMAGES[0]!r} and {IMAGES[1]!r}, got "
             f"{names[0]!r} and {names[1]!r}; `flowrl pairs` writes such a list"
         )
-    first, second = (folder / str(name) for name in names)
-    return PreferencePair((first, second), label_of(record, where))
+    images = folder / str(names[0]), folder / str(names[1])
+    return PreferencePair(images, label_of(record, where))
 
 
 def label_of(record: Record, where: str) -> float:
@@ -218,7 +218,9 @@ def _kept(pair: SourcePair, out: Path, better: dict[Hashable, str]) -> Record:
     if better.setdefault(key, preferred) != preferred:
         raise DataError(f"{pair.where}: the same pair was labelled the other way round before")
     record = {"prompt": pair.prompt, **dict(zip(IMAGES, names, strict=True)), LABEL: pair.label}
-    return record | ({SOURCE: starts} if starts else {})
+    if starts:
+        record[SOURCE] = starts
+    return record
 
 
 def _stored(image: Path | bytes, out: Path, where: str) -> str:
@@ -286,12 +288,20 @@ def by_majority(votes: list[Any]) -> list[Record]:
         raise DataError(f"a vote is not what `flowrl view` writes: {error!r}") from error
     found: list[Record] = []
     for pair, labels in said.items():
-        lead = sum(labels) - len(labels) / 2
-        label = 0.5 if not lead else float(lead > 0)
+        label = _label(sum(labels), len(labels) / 2)
         images = dict(zip(IMAGES, (pair.first, pair.second), strict=True))
-        start = {SOURCE: list(pair.sources)} if pair.sources else {}
-        found.append({"prompt": pair.prompt, **images, LABEL: label, **start})
+        record = {"prompt": pair.prompt, **images, LABEL: label}
+        if pair.sources:
+            record[SOURCE] = list(pair.sources)
+        found.append(record)
     return found
+
+
+def _label(first: float, second: float) -> float:
+    """Return 1 where the first number is larger, 0 where the second is, 0.5 for a tie."""
+    if first == second:
+        return 0.5
+    return float(first > second)
 
 
 def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
@@ -305,7 +315,7 @@ def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
             liked = [float(value) for value in item["human_preference"]]
             if len(liked) != 2 or not all(map(math.isfinite, liked)):
                 raise ValueError(f"two finite numbers as human_preference, got {liked}")
-            label = 0.5 if liked[0] == liked[1] else float(liked[0] > liked[1])
+            label = _label(*liked)
         elif "path1" in item:  # HPDv3: the first is preferred
             first, second, label = item["path1"], item["path2"], 1.0
         else:
@@ -339,7 +349,8 @@ def _folder(source: Path) -> Iterator[SourcePair]:
         for side, names in (("better", better), ("worse", worse)):
             if name not in names:
                 missing.append(str(source / side / name))
-        missing += [] if text.is_file() else [str(text)]
+        if not text.is_file():
+            missing.append(str(text))
         if missing:
             raise DataError(f"{source}: of the pair {name!r} there is no {', '.join(missing)}")
         prompt = text_of(text).strip()

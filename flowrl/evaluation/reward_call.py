@@ -18,6 +18,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from types import ModuleType
 from typing import Any, get_args
 from weakref import WeakSet
@@ -46,7 +47,7 @@ from flowrl.core.errors import (
     near,
 )
 from flowrl.core.pixels import from_bytes
-from flowrl.core.types import Reward, RewardBatch, Source
+from flowrl.core.types import Reward, RewardBatch, Source, sources_at
 from flowrl.evaluation.reward_guard import guarded, watched
 
 _UNCHANGING = (str, int, float, bool, type(None))
@@ -83,7 +84,7 @@ def try_out(rewards: Mapping[str, Any], batch: RewardBatch) -> None:
         if asks_people(reward) or sees_latents(reward):
             continue
         asked = reward
-        if not getattr(reward, "loads_late", False) and not any(True for _ in networks_of(reward)):
+        if not getattr(reward, "loads_late", False) and next(networks_of(reward), None) is None:
             with contextlib.suppress(Exception):
                 asked = copy.deepcopy(reward)
         with torch.no_grad(), same_draws():
@@ -94,7 +95,9 @@ def try_out(rewards: Mapping[str, Any], batch: RewardBatch) -> None:
 def same_draws() -> Iterator[None]:
     """Put the global random streams back, as if nobody had drawn."""
     state = random.getstate(), numpy.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = []
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices.append(torch.cuda.current_device())
     with torch.random.fork_rng(devices):
         try:
             yield
@@ -128,7 +131,7 @@ def own_batch(batch: RewardBatch) -> RewardBatch:
         group=group.clone(),
         meta=_own(meta),
         sigma=sigma.clone(),
-        source=_copied(batch.source) if batch.source else [],
+        source=_copied(batch.source),
     )
 
 
@@ -141,8 +144,10 @@ def _own(value: Any) -> Any:
             if type(one) not in _UNCHANGING:
                 made[key] = _own(one)
         return made
+    if type(value) in _UNCHANGING:
+        return value
     if type(value) is not list:
-        return value if type(value) in _UNCHANGING else copy.deepcopy(value)
+        return copy.deepcopy(value)
     copied = list(value)
     for place, one in enumerate(value):
         if type(one) not in _UNCHANGING:
@@ -217,7 +222,8 @@ def as_tensor(values: Any, count: int) -> Tensor:
     elif hasattr(values, "__array__"):
         found = values.__array__()
         rows = torch.tensor(found.tolist(), dtype=torch.float64)
-        rows = rows.expand(count) if found.ndim == 0 else rows
+        if found.ndim == 0:
+            rows = rows.expand(count)
     elif isinstance(values, int | float):
         rows = torch.full((count,), float(values))
     else:
@@ -236,7 +242,8 @@ def frames_of(config: Config, model: Any = None) -> int:
     1: it makes images."""
     made = getattr(config.model.function, "frames", None)  # of a model that a program handed over
     asked = config.model.kwargs.get("frames", made)
-    asked = asked if model is None else getattr(model, "frames", 1)
+    if model is not None:
+        asked = getattr(model, "frames", 1)
     return int(asked or 1)
 
 
@@ -309,14 +316,14 @@ class PerFrame:
         shown = {"first": slice(0, 1), "last": slice(-1, None)}.get(self.way, slice(None))
         images = batch.images[:, shown]
         count, frames = images.shape[:2]
-        rows = [i for i in range(count) for _ in range(frames)]
+        rows = numpy.repeat(range(count), frames).tolist()
         flat = RewardBatch(
             images=images.flatten(0, 1),
             prompts=[batch.prompts[i] for i in rows],
             group=_by_time(batch.group, frames),
             meta=[{**batch.meta[i]} for i in rows],
             sigma=batch.sigma.repeat_interleave(frames),
-            source=[batch.source[i] for i in rows] if batch.source else [],
+            source=sources_at(batch.source, rows),
         )
         values = as_tensor(call_reward(self.reward, flat), len(rows))
         if values.shape != (len(rows),):
@@ -370,7 +377,7 @@ class Resting:
 
     def __init__(self, reward: Any, networks: list[nn.Module]) -> None:
         self.reward, self.networks = reward, networks
-        self.homes = [_device(network) for network in networks]
+        self.homes = [*map(_device, networks)]
         self.late = bool(getattr(reward, "loads_late", False))
         self._rest()
 
@@ -399,10 +406,11 @@ class Resting:
 
     def _rest(self) -> None:
         # home is where a network was loaded
-        for network in networks_of(self.reward) if self.late else ():
-            if not any(network is known for known in self.networks):
-                self.networks.append(network)
-                self.homes.append(_device(network))
+        if self.late:
+            for network in networks_of(self.reward):
+                if network not in self.networks:
+                    self.networks.append(network)
+                    self.homes.append(_device(network))
         for network in self.networks:
             network.to("cpu")
 
@@ -421,10 +429,10 @@ def networks_of(owner: Any) -> Iterator[nn.Module]:
         if isinstance(one, nn.Module):
             # its parts move with it, so they are not listed again; what hangs on them does not
             parts = list(one.modules())
-            seen |= {id(part) for part in parts}
+            seen.update(map(id, parts))
             for part in parts:
                 left += [value for name, value in vars(part).items() if name not in _REGISTERED]
-            if any(True for _ in one.parameters()):
+            if next(one.parameters(), None) is not None:
                 yield one
         elif isinstance(one, dict):
             left += one.values()
@@ -453,7 +461,7 @@ def named_arguments(
     reward: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], batch: RewardBatch
 ) -> dict[str, Any]:
     """Return what a function gets by name. Raises ConfigError for a name that nothing has."""
-    columns = dict.fromkeys(key for record in batch.meta for key in record)
+    columns = dict.fromkeys(chain.from_iterable(batch.meta))
     if not _is_checked(reward):
         _check_names(parameters, columns)
     # all there is, one entry per image
@@ -473,7 +481,7 @@ def named_arguments(
 def check_arguments(rewards: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> None:
     """Check before anything is sampled that each argument of a reward is known: a name of ours, or
     a key of one of the prompts' records. Raises ConfigError that shows the right form."""
-    columns = dict.fromkeys(key for record in records for key in record)
+    columns = dict.fromkeys(chain.from_iterable(records))
     for name, reward in rewards.items():
         parameters = _named(reward)
         if parameters is None:

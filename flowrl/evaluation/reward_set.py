@@ -16,6 +16,7 @@ from flowrl.algorithms.forest import KINDS, leaf_kinds, subtree_mean
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward, judges_singly, sees_latents
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, as_one_message
+from flowrl.core.prompts import task_of
 from flowrl.core.types import Credit, Mixed, RewardBatch, Scores, Tree
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of, unusable
 from flowrl.evaluation.reward_guard import watched
@@ -271,7 +272,7 @@ class RewardSet:
         """Run transforms and aggregator on two made-up images of each tag, so that a wrong name
         is found at once."""
         # one record per tag, twice: two images of each group
-        by_tag = {str(record.get("tag", "all")): record for record in records}
+        by_tag = {task_of(record): record for record in records}
         meta = 2 * list(by_tag.values())
         size = len(meta)
         place = torch.arange(size)

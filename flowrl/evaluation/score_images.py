@@ -127,6 +127,12 @@ def prompted_images(
     return out
 
 
+def listed(images: Sequence[PromptedImage], places: Sequence[str]) -> PromptSet:
+    """Return the records of images as a list of prompts, `places` [N] for messages."""
+    records = [image.record for image in images]
+    return PromptSet([record["prompt"] for record in records], records, "", "", [*places])
+
+
 @torch.no_grad()
 def score_images(
     rewards: Mapping[str, Reward],
@@ -158,7 +164,9 @@ def score_images(
         # load what is shown together
         mine = [images[row] for row in rows]
         pixels = torch.stack([image.load() for image in mine])
-        where = mine[0].name if len(mine) == 1 else f"{mine[0].name} to {mine[-1].name}"
+        where = mine[0].name
+        if len(mine) > 1:
+            where += f" to {mine[-1].name}"
         for name, reward in rewards.items():
             # ask, and note what the reward looks at
             scores = out[name]
@@ -207,8 +215,9 @@ def _watched_batch(images: Sequence[PromptedImage], pixels: Tensor, reads: set[s
     group = torch.tensor([image.group for image in images])
     prompts = [record["prompt"] for record in records]
     sources = [image.sources() for image in images]
-    starts = sources if any(sources) else []
-    return _watched(reads)(pixels, prompts, group, records, torch.zeros(len(records)), starts)
+    if not any(sources):
+        sources = []
+    return _watched(reads)(pixels, prompts, group, records, torch.zeros(len(records)), sources)
 
 
 def _watched(reads: set[str]) -> type[RewardBatch]:

@@ -70,7 +70,7 @@ def places_best_first(scores: Mapping[str, RewardScores], name: str) -> list[int
         raise ConfigError(f"--sort: expected one of the rewards {', '.join(scores)}, got {name!r}")
     values = scores[name].values.tolist()
     known = [i for i, value in enumerate(values) if not math.isnan(value)]
-    return sorted(known, key=lambda i: -values[i])
+    return sorted(known, key=values.__getitem__, reverse=True)
 
 
 def score_summary(values: Tensor) -> dict[str, float | None]:
@@ -104,7 +104,7 @@ def scorecard_table(card: Mapping[str, Any], *, width: int | None = None) -> str
         feet.append([key, *_cells(figures, {name: figures[name][key] for name in figures}, "-")])
     unscored = {name: figures[name]["not_scored"] for name in figures}
     if any(unscored.values()):
-        feet.append([MISSING, *(f"{count}" for count in unscored.values())])
+        feet.append([MISSING, *map(str, unscored.values())])
     return text_table([*rows, *feet], rules=(len(rows) - 1,), width=width)
 
 
@@ -114,7 +114,10 @@ def _cells(
     """Return a value per reward, with the decimals that its range asks for."""
     out = []
     for name, value in values.items():
-        out.append(missing if value is None else f"{value:.{_digits(figures[name])}f}")
+        cell = missing
+        if value is not None:
+            cell = f"{value:.{_digits(figures[name])}f}"
+        out.append(cell)
     return out
 
 
@@ -186,7 +189,10 @@ def _row(
     for place in places:
         image, value = images[order[place]], scores.values[order[place]]
         label = f"#{place + 1} {Path(image.name).name}: {value:.4g}"
-        columns[label] = (_fitted(image.load()) if mixed else image.load())[None]
+        pixels = image.load()
+        if mixed:
+            pixels = _fitted(pixels)
+        columns[label] = pixels[None]
     return labelled_grid(columns, [title])
 
 
@@ -221,6 +227,6 @@ def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> 
 def setting_line(setting: Mapping[str, Any]) -> str:
     """Say in a line what a score depends on; settings of earlier versions know no hash."""
     shown = ", ".join(f"{key} {setting[key]}" for key in _SHOWN if key in setting)
-    known = "prompts_hash" in setting
-    which = f" ({setting.get('count')}, hash {setting['prompts_hash']})" if known else ""
-    return f"setting: {shown}{which}"
+    if "prompts_hash" in setting:
+        shown += f" ({setting.get('count')}, hash {setting['prompts_hash']})"
+    return f"setting: {shown}"

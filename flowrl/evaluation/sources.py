@@ -29,7 +29,9 @@ def prompt_keys(texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> l
     keys = []
     for text, record in zip(texts, records, strict=True):
         names = named_images(record)
-        keys.append(f"{text} (source: {', '.join(names)})" if names else text)
+        if names:
+            text += f" (source: {', '.join(names)})"
+        keys.append(text)
     return keys
 
 
@@ -92,9 +94,11 @@ def encode_rows(
     """Encode prompts `rows` [G], with their sources where the model starts from images -> {name:
     [G, ...]}. `size`: height and width of the images that are made; texts [G]: in place of those of
     the prompts."""
-    texts = [prompts.texts[row] for row in rows] if texts is None else texts
-    starts = hasattr(model, "encode_with_sources")
-    return conditioning(model, texts, sources_of(prompts, rows, size) if starts else [])
+    if texts is None:
+        texts = prompts.texts_of(rows)
+    if not hasattr(model, "encode_with_sources"):
+        return model.encode(texts)
+    return conditioning(model, texts, sources_of(prompts, rows, size))
 
 
 def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,10 +15,12 @@ from scipy.special import expit
 from scipy.stats import binomtest, hmean, norm
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.prompts import task_of
 from flowrl.evaluation.crossed_errors import (
     Error,
     MeanSquare,
     crossed,
+    interval_around,
     prompt_part,
     verdicts,
     weights_of,
@@ -41,9 +45,10 @@ def summarize_scores(
     images end at 0 and 1. [None, None] where no task has two prompts.
     """
     # one value for each prompt
-    places = list(range(len(tags))) if rows is None else list(rows)
+    if rows is None:
+        rows = range(len(tags))
     of_prompt: dict[int, list[int]] = {}
-    for image, place in enumerate(places):
+    for image, place in enumerate(rows):
         of_prompt.setdefault(place, []).append(image)
     scores = values.double().numpy()
     means = np.array([scores[images].mean() for images in of_prompt.values()])
@@ -75,9 +80,10 @@ def summarize_apart(
     two summaries that can be compared, since both are over the tasks that have prompts of either
     kind; {} if no task has both. `rows` [n] as in `summarize_scores`."""
     marks = held.tolist()
-    with_mark = {tag for tag, mark in zip(tags, marks, strict=True) if mark}
-    without = {tag for tag, mark in zip(tags, marks, strict=True) if not mark}
-    common = with_mark & without
+    of_mark = defaultdict(set)
+    for tag, mark in zip(tags, marks, strict=True):
+        of_mark[mark].add(tag)
+    common = of_mark[False] & of_mark[True]
     if not common:
         return {}
     out = {}
@@ -108,8 +114,13 @@ def by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float]
 def known_mean(scores: Tensor) -> float | None:
     """Average scores [n] without those that are NaN; None where that is no finite number, which
     JSON lacks."""
-    mean = scores.nanmean().item()
-    return mean if math.isfinite(mean) else None
+    return _finite(scores.nanmean().item())
+
+
+def _finite(value: float) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return value
 
 
 def prompt_means(
@@ -120,7 +131,7 @@ def prompt_means(
     for values, record in zip(each, records, strict=True):
         known = [value for value in values if not math.isnan(value)]
         mean = round(sum(known) / len(known), 6) if known else None
-        out.setdefault(str(record.get("tag", "all")), []).append(mean)
+        out.setdefault(task_of(record), []).append(mean)
     return out
 
 
@@ -174,9 +185,8 @@ def _difference(
     half, p = float(error.half()), error.p(difference)
     if error.prompts.freedom > 0 and not error.variance > 0:
         half, p = 0.0, float(difference == 0)
-    known = math.isfinite(half)
-    interval = [difference - half, difference + half] if known else [None, None]
-    return {"difference": difference, "interval": interval, "p": p if known else None}
+    interval = interval_around(difference, half)
+    return {"difference": difference, "interval": interval, "p": _finite(p)}
 
 
 def jackknifed(
@@ -191,10 +201,12 @@ def jackknifed(
     `whole` as there. None for a number that one prompt alone decides.
     """
     # every number of all prompts, and of all but one
-    n, every = len(prompts), [row for rows in prompts for row in rows]
+    n, every = len(prompts), [*chain.from_iterable(prompts)]
     numbers, left = measure(every), dict[str, list[float]]()
+    if n < 2:
+        return dict.fromkeys(numbers)
     start = 0
-    for rows in prompts if n > 1 else []:
+    for rows in prompts:
         others = every[:start] + every[start + len(rows) :]
         start += len(rows)
         for name, value in measure(others).items():
@@ -202,12 +214,13 @@ def jackknifed(
     # what each prompt says of it
     intervals: dict[str, tuple[float, float] | None] = {}
     for name, value in numbers.items():
-        if len(left.get(name, [])) < n or n < 2:
+        if len(left.get(name, [])) < n:
             intervals[name] = None
             continue
         pseudo = n * value - (n - 1) * np.array(left[name])
         half = float(prompts_error(pseudo, np.full(n, 1 / n), ["all"] * n, whole).half())
-        half = half if math.isfinite(half) else 0.0
+        if not math.isfinite(half):
+            half = 0.0
         intervals[name] = (value - half, value + half)
     return intervals
 
@@ -248,7 +261,7 @@ def mmhm(
                     f"mmhm: {name}, setting {place + 1} of {len(column)}: expected a finite "
                     f"number, got {value}; leave this measure out, or measure again what has none"
                 )
-    table = np.array([[*column] for column in values.values()], float)  # [measures, settings]
+    table = np.array([*map(list, values.values())], float)  # [measures, settings]
     for name, column in zip(values, table, strict=True):
         if name in lower:
             column *= -1

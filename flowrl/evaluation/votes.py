@@ -133,15 +133,19 @@ def read_votes(folder: Path) -> list[Record]:
 
 def _checked(record: Any) -> Record:
     texts = [record[key] for key in ("prompt", "image_0", "image_1", "voter")]
-    if not all(isinstance(text, str) for text in texts) or record["label_0"] not in (0, 0.5, 1):
+    if not _are_texts(texts) or record["label_0"] not in (0, 0.5, 1):
         raise ValueError("prompt, image_0, image_1 and voter are texts, label_0 is 0, 0.5 or 1")
-    names = [record.get(key, "") for key in ("name_0", "name_1")]
-    if type(record["label_0"]) is bool or not all(isinstance(name, str) for name in names):
+    names = [record.get("name_0", ""), record.get("name_1", "")]
+    if type(record["label_0"]) is bool or not _are_texts(names):
         raise ValueError("label_0 is a number, name_0 and name_1 are texts")
     sources = record.get("source", [])
-    if not isinstance(sources, list) or not all(isinstance(name, str) for name in sources):
+    if not isinstance(sources, list) or not _are_texts(sources):
         raise ValueError("source is a list of texts")
     return dict(record)
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def last_votes(votes: Iterable[Record]) -> list[Record]:
@@ -161,7 +165,9 @@ def opinions(votes: Iterable[Record]) -> dict[VotePair, list[float]]:
     for vote in last_votes(votes):
         pair = pair_in(vote)
         label = float(vote["label_0"])
-        found.setdefault(pair, []).append(label if pair.first == vote["image_0"] else 1 - label)
+        if pair.first != vote["image_0"]:
+            label = 1 - label
+        found.setdefault(pair, []).append(label)
     return found
 
 
@@ -169,7 +175,10 @@ def ask_people(folder: Path, pairs: Sequence[VotePair]) -> VoteQuestion:
     """Put pairs before people; the same ones again are the same question."""
     rows = []
     for pair in pairs:
-        rows.append(list(pair) if pair.sources else list(pair[:3]))
+        row: list[Any] = [pair.prompt, pair.first, pair.second]
+        if pair.sources:
+            row.append(pair.sources)
+        rows.append(row)
     key = hashlib.blake2b(json.dumps(rows).encode(), digest_size=12).hexdigest()
     write_json(folder / QUESTIONS / f"{key}.json", {"pairs": rows})
     return VoteQuestion(key, list(pairs))
@@ -199,7 +208,7 @@ def questions(folder: Path) -> list[VoteQuestion]:
 
 def _asked(prompt: str, one: str, two: str, sources: Sequence[str] = ()) -> VotePair:
     """Read a pair of a question, whose last part only edits have."""
-    if not all(isinstance(text, str) for text in (prompt, one, two)) or isinstance(sources, str):
+    if not _are_texts([prompt, one, two]) or isinstance(sources, str):
         raise TypeError(f"expected texts and a list of sources, got {prompt!r:.40}")
     return pair_of(prompt, one, two, sources)
 

@@ -135,8 +135,9 @@ class PipelineModel(ABC, Generic[Options]):
 
     def encode_ahead(self, prompts: Sequence[str]) -> None:
         """Encode prompts that will be wanted, until the memory of embeddings is full."""
-        negative = self.negative_prompt if self.guided else None
-        more = [] if negative is None else [negative]
+        more = []
+        if self.guided and self.negative_prompt is not None:
+            more.append(self.negative_prompt)
         self._tuned.texts.ahead([*more, *prompts], self._embed)
 
     def base(self) -> AbstractContextManager[None] | None:
@@ -235,10 +236,13 @@ def decode_latents(
     """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes; ``batch`` at a time.
     ``one_frame``: the VAE's videos are of one frame, which is the image."""
     decoded = []
-    for some in latents.split(batch):
-        part = some[:, :, None] if one_frame else some
+    for part in latents.split(batch):
+        if one_frame:
+            part = part[:, :, None]
         found = pipeline.vae.decode(part, return_dict=False)[0]
-        decoded.append(found[:, :, 0] if one_frame else found)
+        if one_frame:
+            found = found[:, :, 0]
+        decoded.append(found)
     pixels: Tensor = pipeline.image_processor.postprocess(torch.cat(decoded), output_type="pt")
     return pixels.float()
 

@@ -160,8 +160,13 @@ def own_call(model: Any, height: int, width: int, *, sources: int = 0) -> Pipeli
     check_class(type(pipe), type(pipe).__name__, options)
     tuned = copy.copy(model._tuned)
     tuned.texts = KeyedTexts(tuned.encoders_at_work)
-    flow = EditingPipelineCall if sources else PipelineCall
-    made = (NoiseCall if getattr(model, "discrete_levels", False) else flow)(tuned, options, fence)
+    made: PipelineCall
+    if getattr(model, "discrete_levels", False):
+        made = NoiseCall(tuned, options, fence)
+    elif sources:
+        made = EditingPipelineCall(tuned, options, fence)
+    else:
+        made = PipelineCall(tuned, options, fence)
     made.networks = {name: getattr(pipe, name) for name in _networks_of(pipe)}
     return made
 
@@ -210,11 +215,7 @@ def read_index(path: str) -> tuple[Mapping[str, Any], str]:
     """Return a pipeline's model_index.json, and where it is, in words. Raise ModelError."""
     source = locate(path)
     try:
-        file = (
-            Path(hf_hub_download(source, "model_index.json"))
-            if isinstance(source, str)
-            else source / "model_index.json"
-        )
+        file = _file_of(source, "model_index.json")
         index = json.loads(read_text(file))
     except Exception as error:  # offline, gated, misspelt, no such file
         raise ModelError(
@@ -224,6 +225,13 @@ def read_index(path: str) -> tuple[Mapping[str, Any], str]:
     if not isinstance(index, dict):
         raise ModelError(f"{file}: expected the parts of a pipeline, got {type(index).__name__}")
     return index, str(file)
+
+
+def _file_of(source: Path | str, name: str, part: str = "") -> Path:
+    """Return a file of a pipeline, or of a part of it; one of an id is fetched."""
+    if isinstance(source, str):
+        return Path(hf_hub_download(source, name, subfolder=part))
+    return source / part / name
 
 
 def class_of(path: str) -> str:
@@ -248,14 +256,9 @@ def fn_for(path: Any) -> str:
 
 def part_settings(path: str, part: str, file: str) -> Mapping[str, Any]:
     """Return what a JSON file of a part says, {} where it is not here yet."""
-    source, name = locate(path), f"{file}.json"
+    source = locate(path)
     try:
-        at = (
-            Path(hf_hub_download(source, name, subfolder=part))
-            if isinstance(source, str)
-            else source / part / name
-        )
-        return dict(json.loads(read_text(at)))
+        return dict(json.loads(read_text(_file_of(source, f"{file}.json", part))))
     except Exception:  # said when the parts are read
         return {}
 

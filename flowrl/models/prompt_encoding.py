@@ -88,7 +88,10 @@ class Texts:
         ``negative_<name>``. Raise DataError without prompts."""
         if not prompts:
             raise DataError("encode: expected at least one prompt, got none")
-        texts = self._find([*prompts, *([] if negative is None else [negative])], encode)
+        asked = list(prompts)
+        if negative is not None:
+            asked.append(negative)
+        texts = self._find(asked, encode)
         cond = _stack(list(map(texts.__getitem__, prompts)), device)
         if negative is not None:
             rows = _stack([texts[negative]] * len(prompts), device)
@@ -154,13 +157,15 @@ class Texts:
             return
         # said once per run: with no reader left, later calls see nothing
         self._readers = ()
-        losses = set()
+        losses, short = set(), set()
         for reader, rest in rests.items():
-            all_of_it = f"{reader.name} reads all of it"
-            without = f"{reader.name} reads {reader.limit} tokens, without {rest!r}"
-            losses.add(without if rest else all_of_it)
-        # some encoders can be given a longer limit, CLIP cannot
-        short = {reader.name for reader, rest in rests.items() if rest and _can_read_more(reader)}
+            if not rest:
+                losses.add(f"{reader.name} reads all of it")
+                continue
+            losses.add(f"{reader.name} reads {reader.limit} tokens, without {rest!r}")
+            # some encoders can be given a longer limit, CLIP cannot
+            if _can_read_more(reader):
+                short.add(reader.name)
         warnings.warn(
             f"the prompt {prompt!r} is cut: {'; '.join(sorted(losses))}."
             + "".join(f" {name} reads more with a larger max_sequence_length." for name in short)
@@ -187,9 +192,10 @@ def readers_of(tokenizers: Sequence[Any], *, t5_tokens: int | None) -> list[Read
     """Return what reads prompts in a pipeline: CLIP up to its own limit, T5, or a language model in
     its place, up to ``t5_tokens``."""
     readers = []
-    for part in tokenizers:
+    for tokenizer in tokenizers:
         # the processor of a language model that sees has one of its own
-        tokenizer = part.tokenizer if isinstance(part, ProcessorMixin) else part
+        if isinstance(tokenizer, ProcessorMixin):
+            tokenizer = tokenizer.tokenizer
         if type(tokenizer).__name__.startswith("T5"):
             readers.append(Reader("T5", tokenizer, t5_tokens or MOST_T5_TOKENS))
         elif type(tokenizer).__name__.startswith("Qwen"):

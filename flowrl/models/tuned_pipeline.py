@@ -136,25 +136,29 @@ def loaded_from(
         raise ModelError(f"expected a {kind.__name__}, got a {type(pipe).__name__}")
     for name, part in parts.items():
         there = getattr(pipe, name, None)
-        fits = part.optional if there is None else type(there).__name__ in part.classes
-        if not fits:
-            found = None if there is None else type(there).__name__
+        found = None
+        if there is not None:
+            found = type(there).__name__
+        if found not in part.classes and not (found is None and part.optional):
             raise ModelError(
                 f"the pipeline's {name}: expected {' or '.join(part.classes)}, got {found}"
             )
     # parts of its own, over the same weights
     made = copy.copy(pipe)
     vars(made)["_internal_dict"] = copy.copy(pipe._internal_dict)
+    encoders = []
     for name, part in pipe.components.items():
+        if name.startswith("text_encoder") and part is not None:
+            encoders.append(name)
         if isinstance(part, nn.Module):
             own = name in networks and tuning.tune == "full"
             module = shared_copy(part, own=own)
-            vars(made)[name] = module.to(tuning.network_dtype) if own else module
+            if own:
+                module = module.to(tuning.network_dtype)
+            vars(made)[name] = module
         elif name == "scheduler":
             vars(made)[name] = copy.deepcopy(part)
-    encoders = tuple(name for name in pipe.components if name.startswith("text_encoder"))
-    there = tuple(name for name in encoders if getattr(pipe, name) is not None)
-    return Loaded(made, Path(str(pipe.name_or_path or ".")), there, lambda: made)
+    return Loaded(made, Path(str(pipe.name_or_path or ".")), tuple(encoders), lambda: made)
 
 
 def shared_copy(module: nn.Module, *, own: bool = False) -> nn.Module:
@@ -164,8 +168,10 @@ def shared_copy(module: nn.Module, *, own: bool = False) -> nn.Module:
         data = tensor.data.clone() if own else tensor.data
         if type(tensor) is nn.Parameter:
             memo[id(tensor)] = nn.Parameter(data, requires_grad=False)
+        elif type(tensor) is Tensor:
+            memo[id(tensor)] = data
         else:
-            memo[id(tensor)] = data if type(tensor) is Tensor else tensor
+            memo[id(tensor)] = tensor
     return copy.deepcopy(module, memo)
 
 
@@ -187,7 +193,9 @@ class TunedPipeline:
         self.pipeline, self.tuning = loaded.pipeline, tuning
         self.autocast = tuning.autocast  # float32 master weights, arithmetic in tuning.dtype
         self._steps = GraphSteps() if tuning.runtime.cuda_graphs else None
-        self.network: Any = getattr(loaded.pipeline, network) if joined is None else joined
+        self.network: Any = joined
+        if joined is None:
+            self.network = getattr(loaded.pipeline, network)
         self._loaded = loaded
 
         # Freeze everything, then make trainable what is trained.
@@ -208,7 +216,7 @@ class TunedPipeline:
         if joined is not None:
             names = {f"{name}.": name for name, _ in joined.named_children()}
         self._folders = {prefix: loaded.folder / name for prefix, name in names.items()}
-        self._set_up_network(self._folders)
+        self._set_up_network()
         self.identity = self._identify()  # now: the folder may be gone when a run is saved
 
         # Text encoders work through a memory of what they encoded.
@@ -227,8 +235,9 @@ class TunedPipeline:
     @property
     def text_device(self) -> torch.device:
         """Return where the text encoders work."""
-        on_host = self.tuning.runtime.text_encoders == "cpu"
-        return torch.device("cpu") if on_host else self.device
+        if self.tuning.runtime.text_encoders == "cpu":
+            return torch.device("cpu")
+        return self.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
@@ -243,9 +252,14 @@ class TunedPipeline:
             with safe_open(path, framework="pt") as stored:
                 if not looks_like_lora(stored.keys()):
                     return None
-        paths = {prefix: prefix.removesuffix(".") for prefix in self._folders}
-        networks = {prefix: self.network.get_submodule(name) for prefix, name in paths.items()}
-        return started(path, networks, self.trainable(), alpha)
+        return started(path, self._networks(), self.trainable(), alpha)
+
+    def _networks(self) -> dict[str, Any]:
+        """Return the networks by the prefix of their parameters: "" of one alone."""
+        found: dict[str, Any] = {}
+        for prefix in self._folders:
+            found[prefix] = self.network.get_submodule(prefix.removesuffix("."))
+        return found
 
     def _identify(self) -> dict[str, Any]:
         """Return what the trained numbers mean something with, by dotted key, as plain JSON: LoRA's
@@ -255,10 +269,10 @@ class TunedPipeline:
         tuning, scheduler = self.tuning, self.pipeline.scheduler.config
         if tuning.tune == "lora":
             found["model.lora.alpha"] = tuning.lora.alpha
-        for prefix in self._folders:
-            config = self.network.get_submodule(prefix.removesuffix(".")).config
-            settings = {k: v for k, v in config.items() if not k.startswith(("_", "quantization"))}
-            found |= {f"network.{prefix}{key}": value for key, value in settings.items()}
+        for prefix, network in self._networks().items():
+            for key, value in network.config.items():
+                if not key.startswith(("_", "quantization")):
+                    found[f"network.{prefix}{key}"] = value
         found |= {f"scheduler.{key}": scheduler[key] for key in PATH_KEYS if key in scheduler}
         vae = getattr(getattr(self.pipeline, "vae", None), "config", {})
         found |= {f"vae.{key}": vae[key] for key in LATENT_KEYS if key in vae}
@@ -278,10 +292,11 @@ class TunedPipeline:
             return self.pipeline
         with quiet():
             source = self._loaded.read_encoders()
-        parts = {name: getattr(source, name).requires_grad_(False) for name in missing}
-        runtime = self.tuning.runtime
-        if not runtime.offload and runtime.text_encoders == "device":
-            parts = {name: part.to(self.tuning.device) for name, part in parts.items()}
+        parts, runtime = {}, self.tuning.runtime
+        for name in missing:
+            parts[name] = getattr(source, name).requires_grad_(False)
+            if not runtime.offload and runtime.text_encoders == "device":
+                parts[name] = parts[name].to(self.tuning.device)
         self.pipeline.register_modules(**parts)
         return self.pipeline
 
@@ -323,11 +338,14 @@ class TunedPipeline:
             torch.autocast(self.device.type, self.tuning.dtype if on else None, enabled=on),
             torch.set_grad_enabled(wanted or always),
         ):
-            found = self.network(*inputs, **named, return_dict=False)[0]
-        out = torch.stack(found) if isinstance(found, list) else found
+            out = self.network(*inputs, **named, return_dict=False)[0]
+        if isinstance(out, list):
+            out = torch.stack(out)
         if self._steps is not None and wanted and out.requires_grad:
             out = self._steps.watched(out)
-        return out.float() if wanted else out.detach().float()
+        if not wanted:
+            out = out.detach()
+        return out.float()
 
     def at_work(self, *names: str) -> AbstractContextManager[None]:
         """Hold parts of the pipeline on the device."""
@@ -386,29 +404,26 @@ class TunedPipeline:
             for part in parts:
                 part.to("cpu")
 
-    def _set_up_network(self, folders: dict[str, Path]) -> None:
-        tuning = self.tuning
+    def _set_up_network(self) -> None:
+        tuning, networks = self.tuning, self._networks().values()
         trains = tuning.tune != "none"
         set_up(
             self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
         )
         if self._steps is not None:
             begin = self._steps.begin
-            for prefix in folders:
-                network = self.network.get_submodule(prefix.removesuffix("."))
+            for network in networks:
                 network.register_forward_pre_hook(lambda *_: begin())
         if context_size(tuning.runtime) > 1:
-            for prefix in folders:
-                network = self.network.get_submodule(prefix.removesuffix("."))
+            for network in networks:
                 share_context(network, tuning.runtime, tuning.device)
         if sharded():
             # of several networks each for itself: a call is one of them
-            for prefix in folders:
-                network = self.network.get_submodule(prefix.removesuffix("."))
+            for network in networks:
                 shard(network, network._no_split_modules or ())
             adapters = trained_parameters(self.network) if tuning.tune == "lora" else {}
             first = first_values(adapters, tuning.lora, seed=tuning.seed)
-            fill(self.network, folders, first, device=tuning.device)
+            fill(self.network, self._folders, first, device=tuning.device)
 
     def _parts(self) -> list[nn.Module]:
         return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
@@ -422,9 +437,11 @@ class TunedPipeline:
         return found
 
     def _tokenizers(self) -> dict[str, Any]:
-        parts = self.pipeline.components
-        names = [name for name in parts if name.startswith("tokenizer")]
-        return {name: parts[name] for name in names if parts[name] is not None}
+        found = {}
+        for name, part in self.pipeline.components.items():
+            if name.startswith("tokenizer") and part is not None:
+                found[name] = part
+        return found
 
     def _text_cache(self, tokenizers: dict[str, Any], t5_tokens: int | None) -> TextCache | None:
         if self.tuning.runtime.cache is None:

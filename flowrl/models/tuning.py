@@ -96,7 +96,7 @@ def add_lora(
 
     # Draw their values anew, in float32: an optimizer step of 1e-4 on a bfloat16 weight would be
     # lost to rounding.
-    params = {name: param for name, param in network.named_parameters() if param.requires_grad}
+    params = trained_parameters(network)
     for name, start in first_values(params, lora, seed=seed):
         params[name].data = start.to(params[name].device)
     if not lora.float32:
@@ -203,7 +203,9 @@ def short_names(found: Sequence[str], linear: Sequence[str]) -> tuple[str, ...]:
     for name in found:
         end = re.sub(r"^.*?\.\d+\.(?=[^.]*\D)", "", name)
         same = {one for one in linear if one == end or one.endswith(f".{end}")}
-        ends[end if same <= chosen else name] = None
+        if not same <= chosen:
+            end = name
+        ends[end] = None
     return tuple(ends)
 
 
@@ -240,8 +242,9 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return DTYPES[name]
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
-    return torch.bfloat16 if fast else torch.float32
+    if device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16"):
+        return torch.bfloat16
+    return torch.float32
 
 
 def tune_network(network: nn.Module, tuning: Tuning) -> None:

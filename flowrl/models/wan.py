@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import Annotated, Any, ClassVar, Self
 
@@ -252,7 +253,6 @@ class Wan(FlowMatchingModel[WanOptions]):
         if boundary is None:
             return super().velocity(x, sigma, cond)
         options, sigma = self.options, sigma.to(x.device)
-        second = options.guidance if options.guidance_2 is None else options.guidance_2
         # rows [B] that are clean enough for the second expert, which has guidance of its own
         low = self.time(sigma) < boundary * self._pipeline.scheduler.config.num_train_timesteps
 
@@ -261,18 +261,21 @@ class Wan(FlowMatchingModel[WanOptions]):
             mine = {name: values[rows] for name, values in cond.items()}
             if not self.guided:
                 return network(x[rows], sigma[rows], mine)
-            scale = second if expert == LOW else options.guidance
+            scale = options.guidance
+            if expert == LOW and options.guidance_2 is not None:
+                scale = options.guidance_2
             x_in, sigma_in = x[rows], sigma[rows]
             return guided(network, scale, x_in, sigma_in, mine, finish=self._guided)
 
         return by_expert(low.to(x.device), ask)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond, *, expert: str = "") -> Tensor:
-        named = {
+        named: dict[str, Any] = {
             "timestep": self._times(self.time(sigma), x),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
-            **({"expert": expert} if expert else {}),
         }
+        if expert:
+            named["expert"] = expert
         return self._tuned.call(named=self._inputs(x, cond) | named)
 
     def _times(self, time: Tensor, x: Tensor) -> Tensor:
@@ -280,8 +283,7 @@ class Wan(FlowMatchingModel[WanOptions]):
         [B,N], moment by moment."""
         if not self._pipeline.config.expand_timesteps:
             return time
-        sizes = zip(x.shape[2:], self.network.config.patch_size, strict=True)
-        return time.float()[:, None].expand(-1, prod(size // part for size, part in sizes))
+        return time.float()[:, None].expand(-1, self._count(tuple(x.shape[1:])))
 
     def _inputs(self, x: Tensor, cond: Cond) -> dict[str, Any]:
         """Return what the network is given besides time and text."""
@@ -329,7 +331,7 @@ def check_pipeline(pipeline: Any, options: WanOptions, *, given: bool = False) -
         pipeline.register_modules(scheduler=scheduler)
     # other spacings would move the levels away from the grid that is sampled and trained
     config = scheduler.config
-    flow = config.prediction_type == "flow_prediction" and config.use_flow_sigmas if unipc else True
+    flow = not unipc or (config.prediction_type == "flow_prediction" and config.use_flow_sigmas)
     other = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
     wrong = [name for name in (*other, "stochastic_sampling") if config.get(name)]
     if not flow or wrong:
@@ -414,7 +416,9 @@ def by_expert(low: Tensor, ask: Ask) -> Tensor:
     count = int(low.sum())
     mine = {HIGH: rows[~low] if count else rows, LOW: rows[low] if count < len(low) else rows}
     asked = [HIGH] * (count < len(low)) + [LOW] * (count > 0)
-    wanted = {name for names in world().gather(asked) for name in names} if sharded() else asked
+    wanted = asked
+    if sharded():
+        wanted = list(chain.from_iterable(world().gather(asked)))
     found = []
     nothing: Tensor | None = None
     for name in (HIGH, LOW):
@@ -422,7 +426,9 @@ def by_expert(low: Tensor, ask: Ask) -> Tensor:
             found.append(ask(name, mine[name]))
         elif name in wanted:
             nothing = 0 * ask(name, rows[:1]).sum()
-    whole = found[0] if len(found) == 1 else torch.cat(found)[torch.cat([*mine.values()]).argsort()]
+    whole = found[0]
+    if len(found) > 1:
+        whole = torch.cat(found)[torch.cat([*mine.values()]).argsort()]
     return whole if nothing is None else whole + nothing
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ class EarlierDraws(Part):
             return found
 
         # each process asks about its own prompts, and all keep what any of them has drawn
-        policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
-        with policy, torch.no_grad():
+        with run.sampling_policy(), torch.no_grad():
             mine = self.moved(ro, it.rows, score, run.config.train.micro_batch)
         known: dict[int, float] = {}
         for found, drawn in run.world.gather((mine, draws_of(ro, it.rows))):

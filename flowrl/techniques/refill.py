@@ -53,8 +53,9 @@ class Refill(Part):
     def scored(self, run: Any, it: Any) -> None:
         """Replace prompts without a signal; ``it.visits`` keeps what was drawn in vain."""
         for attempt in range(1, run.config.train.refill + 1):
-            shares = run.world.gather(_without_signal(run, it.found, it.rows))
-            unsignalled = {place: visit for some in shares for place, visit in some.items()}
+            unsignalled: dict[int, Visit] = {}
+            for share in run.world.gather(_without_signal(run, it.found, it.rows)):
+                unsignalled |= share
             if not unsignalled:
                 break
             it.visits += unsignalled.values()

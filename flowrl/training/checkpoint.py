@@ -106,6 +106,8 @@ def save_shares(
 
         def finish() -> None:
             """Seal the draft, and give it its name."""
+            if not world.main:
+                return
             for name in shares:
                 shutil.rmtree(draft / f"{name}.parts", ignore_errors=True)
             files: Entries = {}
@@ -116,7 +118,7 @@ def save_shares(
             _seal(draft, files, SHARES)
             stack.close()
 
-        world.together(lambda: finish() if world.main else None)
+        world.together(finish)
 
 
 def _write(draft: Path, tensors_by_file: Mapping[str, Mapping[str, Tensor]], text: str) -> None:
@@ -187,20 +189,15 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = 
         raise CheckpointError(f"expected to keep at least 1 checkpoint, got {keep}")
     # complete checkpoints that are older than the newest `keep`, and wanted by nobody
     every = checkpoint_folders(Path(run))
-    good = [folder for folder in every if complete(folder)]
-    doomed = [
-        folder
-        for folder in every
-        if len(good) >= keep
-        and int(folder.name) < int(good[-keep].name)
-        and int(folder.name) not in besides
-    ]
+    good, doomed = list(filter(complete, every)), []
+    for folder in every:
+        older = len(good) >= keep and int(folder.name) < int(good[-keep].name)
+        if older and int(folder.name) not in besides:
+            doomed.append(folder)
     # drafts (.tmp-) and replaced folders (.old-) that a killed process could not clean up
-    doomed += [
-        item
-        for item in (Path(run) / "checkpoints").glob("*")
-        if re.fullmatch(r"\d+\.(tmp|old)-\d+(-\w+)?", item.name)
-    ]
+    for item in (Path(run) / "checkpoints").glob("*"):
+        if re.fullmatch(r"\d+\.(tmp|old)-\d+(-\w+)?", item.name):
+            doomed.append(item)
     # go on after a folder that stays: the run matters more than its disk
     for folder in doomed:
         try:
@@ -318,10 +315,17 @@ def sealed(folder: Path, name: str) -> dict[str, str]:
     them. Raises CheckpointError."""
     found = {}
     for file, entry in _manifest(folder).items():
-        shares = _SHARES.fullmatch(file)
-        if (shares[1] if shares else file.removesuffix(ENDING)) == name:
+        if _name_of(file) == name:
             found[file] = str(entry["sha256"])
     return found
+
+
+def _name_of(file: str) -> str:
+    """Return the name of what a file holds: that of all files with shares of it."""
+    shares = _SHARES.fullmatch(file)
+    if shares:
+        return shares[1]
+    return file.removesuffix(ENDING)
 
 
 def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
@@ -404,9 +408,7 @@ class CheckpointTensors(Mapping[str, Tensors]):
         self.folder, self._like = folder, like
         self._files: dict[str, list[Path]] = {}
         for name in names:
-            found = _SHARES.fullmatch(name)
-            key = found[1] if found else name.removesuffix(ENDING)
-            self._files.setdefault(key, []).append(folder / name)
+            self._files.setdefault(_name_of(name), []).append(folder / name)
 
     def __getitem__(self, name: str) -> Tensors:
         """Read a file, or all of several files with shares. Raises CheckpointError."""
@@ -427,6 +429,11 @@ class CheckpointTensors(Mapping[str, Tensors]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._files
+
+    @property
+    def averaged(self) -> str:
+        """Return the name of the averaged weights, or of the current ones where there are none."""
+        return "ema" if "ema" in self else "current"
 
     def only(self, names: Iterable[str]) -> Mapping[str, Tensors]:
         """Return some of the files, each read when it is asked for."""

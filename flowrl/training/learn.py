@@ -336,9 +336,8 @@ def _optimizer_step(
     norm = whole(torch.nn.utils.get_total_norm(gradients))
     size = float(norm)
     if not math.isfinite(size):
-        texts = [run.train_set.texts[row] for row in rows]
-        found = run.world.gather(what_broke(parts, ro, texts))
-        message = next((text for text in found if text), what_gradient(run.params))
+        found = run.world.gather(what_broke(parts, ro, run.train_set.texts_of(rows)))
+        message = next(filter(None, found), what_gradient(run.params))
         run.optimizer.zero_grad(set_to_none=True)
         where = f"iteration {run.iteration}, optimizer step {update + 1}"
         raise RunError(f"{where}: {message}")
@@ -365,7 +364,8 @@ def sum_gradients(run: Run) -> None:
     reached = run.world.gather([p.grad is not None for p in run.params.values()])
     params = [p for p, *found in zip(run.params.values(), *reached, strict=True) if any(found)]
     for p in params:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
     run.world.sum_([p.grad for p in params if p.grad is not None])
 
 
@@ -482,5 +482,7 @@ def _all_rows(seen: list[Trained], world: World) -> Rows:
         return rows
     # of processes that have any
     found = world.gather({name: values.cpu() for name, values in rows.items()})
-    there = [row for row in found if row]
-    return concatenated(there) if there else {}
+    there = list(filter(None, found))
+    if not there:
+        return {}
+    return concatenated(there)

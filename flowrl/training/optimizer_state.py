@@ -29,11 +29,7 @@ def optimizer_to_tensors(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dic
                 tensors[f"{index}.{key}"] = value.detach()
             else:
                 scalars[f"{index}.{key}"] = value
-    groups = [
-        {key: len(value) if key == "params" else value for key, value in group.items()}
-        for group in optimizer.param_groups
-    ]
-    state = {"scalars": scalars, "groups": groups}
+    state = {"scalars": scalars, "groups": _groups(optimizer)}
     plain_json(state)
     return tensors, state
 
@@ -53,10 +49,8 @@ def optimizer_from_tensors(
     """
     # the same groups with as many parameters each, or it is another model's state
     saved = json_state["groups"]
-    have = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
-    if [(sorted(group), group["params"]) for group in saved] != [
-        (sorted(group), group["params"]) for group in have
-    ]:
+    have = _groups(optimizer)
+    if list(map(_outline, saved)) != list(map(_outline, have)):
         raise CheckpointError(
             f"{where} does not fit: expected groups of "
             f"{[group['params'] for group in saved]} parameters "
@@ -82,13 +76,11 @@ def optimizer_from_tensors(
     ]
     # now change it, but for what follows from the machine; JSON turned tuples into lists
     for group, old in zip(optimizer.param_groups, saved, strict=True):
-        group.update(
-            {
-                k: tuple(v) if isinstance(v, list) else v
-                for k, v in old.items()
-                if k not in ("params", *FREE)
-            }
-        )
+        for key, value in old.items():
+            if isinstance(value, list):
+                value = tuple(value)
+            if key not in ("params", *FREE):
+                group[key] = value
     for parameter, values in placed:
         optimizer.state.pop(parameter, None)
         if values:
@@ -125,6 +117,15 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]
     yield from enumerate(
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups' settings, with the number of parameters in the parameters' place."""
+    return [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+
+
+def _outline(group: Mapping[str, Any]) -> tuple[list[str], int]:
+    return sorted(group), group["params"]
 
 
 def _check_kinds(group: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
@@ -188,9 +189,10 @@ def _placed(
                     f"expected {list(parameter.shape)}"
                 )
             value = shared_as(value, parameter)
-            value = value.to(
-                "cpu" if key == "step" and not on_device else parameter.device, copy=True
-            )
+            place = parameter.device
+            if key == "step" and not on_device:
+                place = torch.device("cpu")
+            value = value.to(place, copy=True)
         out[key] = value
     return out
 

@@ -19,7 +19,6 @@ from flowrl.algorithms.rollout.engine import sample
 from flowrl.core.errors import RunError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.processes import waiting
-from flowrl.core.seeds import generator
 from flowrl.core.types import Latents, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.sources import sources_of
 from flowrl.training.run import Run
@@ -53,7 +52,8 @@ def collect(
     way.
     """
     t = run.config.train
-    places = range(len(rows)) if places is None else places
+    if places is None:
+        places = range(len(rows))
     size = -(-len(places) // t.parts)
     turns = -(-len(places) // size)
     # a thread starts with torch's default number of threads
@@ -117,7 +117,8 @@ def sample_forest(
     or from its start on, with the weights that sample. `progress` gets (denoising
     steps that are done, all)."""
     c, plan = run.config, run.method.plan(run.iteration)
-    places = range(len(rows)) if places is None else places
+    if places is None:
+        places = range(len(rows))
     # a part may know of images that need not be sampled
     given = run.parts.first("rollout", run, rows, places[0] if places else 0)
     if given is not None:
@@ -128,10 +129,8 @@ def sample_forest(
     with run.parts.inside("sampling", run):
         noise = run.parts.first("noise", run, rows, places, attempt)
         # noise follows from seed, iteration, place and attempt alone, so a resume draws the same
-        stream, again = "rollout" if noise is None else "scouted", (attempt,) if attempt else ()
-        generators = []
-        for place in places:
-            generators.append(generator(c.seed, stream, run.iteration, place, *again))
+        stream = "rollout" if noise is None else "scouted"
+        generators = [run.stream(stream, place, attempt) for place in places]
         return sample(
             run.model,
             cond,
@@ -218,11 +217,14 @@ def check_latents(ro: Rollout, texts: list[str], iteration: int) -> None:
         node = broken[0]  # nodes are stored step by step, so this is an earliest one
         done, text = int(ro.tree.step[node]) - 1, prompt_of(ro, node, texts)
         mend = (
-            "go on from an earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
-            if iteration
-            else "nothing was trained yet: use a wider model.dtype, less noise in plan, or mend "
-            "the weights in model.path"
+            "nothing was trained yet: use a wider model.dtype, less noise in plan, or mend the "
+            "weights in model.path"
         )
+        if iteration:
+            mend = (
+                "go on from an earlier checkpoint with a lower optimizer.lr, or use a wider "
+                "model.dtype"
+            )
         raise RunError(
             f"iteration {iteration}: the model made a latent that is not finite by denoising step "
             f"{done} (of {len(ro.sigmas) - 1}, counted from 0) of prompt {text}; {mend}"
@@ -331,10 +333,13 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     # the first row of each number, in the order of the numbers
     place = torch.arange(len(same))
     rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
-    prompts = [batch.prompts[i] for i in rows.tolist()]
-    meta = [batch.meta[i] for i in rows.tolist()]
+    prompts, meta, sources = [], [], []
+    for i in rows.tolist():
+        prompts.append(batch.prompts[i])
+        meta.append(batch.meta[i])
+        if batch.source:
+            sources.append(batch.source[i])
     group = batch.group[rows.to(batch.group.device)]
-    sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
     seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
     if batch.latents is None:
         return seen
@@ -342,7 +347,8 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     x0, cond, states = batch.latents
     there = rows.to(x0.device)
     mine = {name: value[there] for name, value in cond.items()}
-    states = None if states is None else states[there]
+    if states is not None:
+        states = states[there]
     return seen._replace(latents=Latents(x0[there], mine, states))
 
 

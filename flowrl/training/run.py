@@ -224,8 +224,21 @@ class Run(Prepared):
         """Let the model run with a copy of the weights; as its base model, where that is what the
         copy makes of it and the model can."""
         base = getattr(self.model, "base", None)
-        bare = base() if base is not None and self.weights.adds_nothing(name) else None
-        return self.weights.using(name) if bare is None else bare
+        if base is not None and self.weights.adds_nothing(name):
+            bare: AbstractContextManager[None] | None = base()
+            if bare is not None:
+                return bare
+        return self.weights.using(name)
+
+    def sampling_policy(self) -> AbstractContextManager[None]:
+        """Let the model run with the weights that sample: `old`, where a copy follows slowly."""
+        return self.weights.using("old") if "old" in self.method.copies else nullcontext()
+
+    def stream(self, purpose: str, place: int, attempt: int) -> torch.Generator:
+        """Return the random stream of a prompt, by its place in the current iteration, and by the
+        attempt where the place is drawn again."""
+        keys = (self.config.seed, purpose, self.iteration, place)
+        return generator(*keys, attempt) if attempt else generator(*keys)
 
     def rows(self, iteration: int | None = None) -> list[int]:
         """Return the training prompts of an iteration, the current one if none is given."""
@@ -249,9 +262,8 @@ class Run(Prepared):
         embeddings does nothing."""
         if not isinstance(self.model, EncodesAhead):
             return
-        held_out = self.test_set.texts
-        texts = [held_out[place] for place in self.world.share(len(held_out))]
-        trained = [self.train_set.texts[row] for row in _ahead(self, iterations)]
+        texts = self.test_set.texts_of(self.world.share(len(self.test_set)))
+        trained = self.train_set.texts_of(_ahead(self, iterations))
         for part in self.parts.at("texts"):
             texts += part.texts(self)
         with self.parts.inside("encoding", self):  # the negative prompt, too
@@ -356,7 +368,7 @@ def first_batch(train: PromptSet, config: Config, frames: int) -> RewardBatch:
     rows = [0, min(1, len(train) - 1)]
     return RewardBatch(
         images=images,
-        prompts=[train.texts[row] for row in rows],
+        prompts=train.texts_of(rows),
         group=torch.arange(2),
         meta=[train.records[row] for row in rows],
         sigma=torch.zeros(2),

@@ -18,7 +18,6 @@ from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.processes import shared_as, whole
 from flowrl.core.shipped_files import resource
 from flowrl.training import checkpoint
-from flowrl.training.checkpoint import CheckpointTensors
 from flowrl.training.checkpoint_state import KEY, check_meaning, identity_of
 from flowrl.training.weights import put_saved, put_weights
 
@@ -26,12 +25,21 @@ from flowrl.training.weights import put_saved, put_weights
 def check_start(start: str | Sequence[str], key: str = "train.start") -> None:
     """Raise ConfigError unless a key such as `train.start` is empty, or names weights that are
     there; of a list all of them. Raises CheckpointError for runs of different LoRA alphas."""
-    _check_alike([_file_of(one, key) for one in names_of(start)], key)
+    _paths_of(start, key)
 
 
 def names_of(start: str | Sequence[str]) -> list[str]:
     """List the weights that a key such as `train.start` names: one text, several, or none."""
-    return [*filter(None, [start])] if isinstance(start, str) else [*start]
+    if not start:
+        return []
+    return [start] if isinstance(start, str) else [*start]
+
+
+def _paths_of(start: str | Sequence[str], key: str) -> list[Path]:
+    """Return the files and folders of these weights. Raises as `check_start`."""
+    paths = [_file_of(one, key) for one in names_of(start)]
+    _check_alike(paths, key)
+    return paths
 
 
 def start_from(
@@ -49,8 +57,7 @@ def start_from(
     in their tensors or LoRA's alpha, or are to be averaged and not finite; ModelError for a LoRA
     file that cannot be taken whole.
     """
-    paths = [_file_of(one, key) for one in names_of(start)]
-    _check_alike(paths, key)
+    paths = _paths_of(start, key)
     for path in paths:
         if _of_lora(path, params, model) is None:
             check_meaning(_state_of(path), identity_of(model), path)
@@ -63,7 +70,7 @@ def start_from(
         _put_lora(update, params)
     elif path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
-        put_saved(params, files, _averaged(files))
+        put_saved(params, files, files.averaged)
     else:
         put_weights(params, _of_kinds(_tensors(path, params, key, model), params), path)
 
@@ -91,14 +98,15 @@ def _of_lora(
     elif (path / checkpoint.MANIFEST).is_file():
         return None
     # alpha: of a run that trained LoRA, where this one trains whole layers
-    return model.from_lora(path, _alpha_of(path)) if isinstance(model, TakesLora) else None
+    if not isinstance(model, TakesLora):
+        return None
+    return model.from_lora(path, _alpha_of(path))
 
 
 def _check_alike(paths: Sequence[Path], key: str) -> None:
     """Refuse runs that give LoRA another alpha: what an adapter adds is scaled by alpha / rank. A
     file with no checkpoint around it is taken to be as the others."""
-    several = paths if len(paths) > 1 else []
-    known = [(path, alpha) for path in several if (alpha := _alpha_of(path)) is not None]
+    known = [(path, alpha) for path in paths if (alpha := _alpha_of(path)) is not None]
     for path, alpha in known[1:]:
         first, other = known[0]
         if alpha != other:
@@ -137,17 +145,13 @@ def _tensors(
         return {name: whole(p.detach()).cpu() for name, p in params.items()} | dict(update)
     if path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
-        return files[_averaged(files)]
+        return files[files.averaged]
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{key}: {path}: no safetensors file: {error}") from error
     check_wide(kinds_of(found), path)
     return found
-
-
-def _averaged(files: CheckpointTensors) -> str:
-    return "ema" if "ema" in files else "current"
 
 
 def _of_kinds(
@@ -217,12 +221,15 @@ def mean_weights(runs: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, 
                 )
             if FIRST in name or SECOND in name:
                 adapters.setdefault(name, []).append(rows)
+            elif name in sums:
+                sums[name] = rows.float() + sums[name]
             else:
-                sums[name] = rows.float() + sums[name] if name in sums else rows.float()
+                sums[name] = rows.float()
     found = {name: rows / count for name, rows in sums.items()}
-    for name in [name for name in adapters if FIRST in name]:
-        second = name.replace(FIRST, SECOND)
-        found[name], found[second] = low_rank(adapters[name], adapters[second])
+    for name, first_matrices in adapters.items():
+        if FIRST in name:
+            second = name.replace(FIRST, SECOND)
+            found[name], found[second] = low_rank(first_matrices, adapters[second])
     return found
 
 

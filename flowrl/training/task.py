@@ -52,8 +52,9 @@ class Task:
         """Return the network calls that training one row takes at most: those of the method, and
         of parts."""
         calls = self.method.trained_calls(update, steps)
-        for part in self.parts.at("row_calls"):
-            calls += part.row_calls(self) if calls else 0
+        if calls:
+            for part in self.parts.at("row_calls"):
+                calls += part.row_calls(self)
         return calls
 
     def known(self) -> dict[str, Any]:
@@ -94,16 +95,18 @@ class IterationCost:
     def lines(self) -> list[str]:
         """Say it in plain English."""
         double = ", each with and without the prompt (guidance)" if self.guided else self.evaluated
-        calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
+        calls = f"micro-batch{'es' * (self.passes != 1)} of up to {self.micro_batch}"
         # a line or two per phase, in the order of an iteration
         images = f"{self.prompts} prompts x {self.group} images = {self.images} images"
         sampled = [
             f"sampling   {images} from {self.starts} initial noises, {self.steps} steps",
             f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
         ]
+        if self.source:
+            sampled = [f"images     {images} {self.source}"]
         return [
             *self.before,
-            *([f"images     {images} {self.source}"] if self.source else sampled),
+            *sampled,
             f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
             f"update, in {self.passes} {calls}",
             *self.after,

@@ -141,14 +141,12 @@ class Weights:
         self._nothing.clear()
         for name, tensors in state.items():
             self._check(name, tensors)
-        stay = {name: self._snapshots[name] for name in besides}
-        self._snapshots = stay | {
-            name: {
-                key: tensors[key].to(p.device, p.dtype, copy=True)
-                for key, p in self._params.items()
-            }
-            for name, tensors in state.items()
-        }
+        found = {name: self._snapshots[name] for name in besides}
+        for name, tensors in state.items():
+            found[name] = {}
+            for key, p in self._params.items():
+                found[name][key] = tensors[key].to(p.device, p.dtype, copy=True)
+        self._snapshots = found
 
     def shared_as(self, file: str, name: str) -> Tensor | None:
         """Return the parameter that a tensor of a checkpoint's file is shared out as."""

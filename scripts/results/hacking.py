@@ -48,7 +48,7 @@ FILE = ROOT / "assets" / "results" / "hacking.json"
 PAGE = ROOT / "docs" / "hacking.md"
 RUNS = ROOT / "runs" / "hacking"
 REFERENCES = "runs/hacking/references"
-NFE, SEEDS, POINTS = 20_000, (0, 1, 2), 4
+NFE, SEEDS, POINTS = 40_000, (0, 1, 2), 8
 HEAD, SECOND = (
     f"{{fn: verdict_head, path: assets/shapes-verdicts/{name}, dino: assets/shapes-dino}}"
     for name in ("head", "second")
@@ -57,6 +57,7 @@ WATCHED = HEAD.replace("}", ", weight: 0}")
 STRICT = "strict: {fn: shapes, mode: strict, weight: 0}"
 SETTINGS = (
     f"rewards={{head: {HEAD}, {STRICT}}}",
+    "model.layers=null",  # all of them: those that read the prompt alone hardly move the head
     "train.threads=1",
     "model.dtype=bfloat16",  # also where `auto` would take float32
     "eval.steps=10",

@@ -23,6 +23,7 @@ from flowrl.core.files import is_stdout, replacing, write_json, write_text
 from flowrl.core.tables import (
     fit,
     flop,
+    indented_table,
     markdown_table,
     parameter_count,
     size,
@@ -188,6 +189,16 @@ def test_figures_that_are_too_wide_go_on_below() -> None:
         *("method", "-" * 44, "a method with a long name", "base"),
     ]
     assert table[2].endswith("  0.0001") and table[7].endswith("  +1.0 [-2.0, 3.0]*")
+
+
+def test_a_table_is_set_in_from_the_margin() -> None:
+    """What `text_table` draws in the columns that are left, and 20 where there are fewer."""
+    beside = text_table(ROWS, width=46).splitlines()
+    expected = ["    " + line if line else "" for line in beside]
+    assert indented_table(ROWS, 4, width=50) == expected and "" in expected
+    narrow = text_table(ROWS, width=20).splitlines()
+    assert [line.strip() for line in indented_table(ROWS, 4, width=10)] == narrow
+    assert indented_table(ROWS, 2)[0] == "  " + text_table(ROWS).splitlines()[0]
 
 
 def test_there_is_no_terminal_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ class reverse:
         """
         x = wide(batch.x)
         # siblings of a fork were drawn from one state: v once for each
-        first, state = state_rows(batch.parent) if batch.rows is None else batch.rows
+        first, state = batch.rows or state_rows(batch.parent)
         if len(first) == len(x):
             v = model.velocity(x, batch.sigma, batch.cond)
         else:

@@ -50,13 +50,15 @@ def relative_change(rollout: Rollout) -> Tensor:
     Chunk-GRPO (2510.21583) divides the steps into chunks by it.
     """
     made, mine = drawn_at(rollout.tree), trained_draws(rollout)
-    change = relative_changes(rollout) if rollout.change is None else rollout.change
+    change = relative_changes(rollout)
     return torch.stack([change[mine & (made == k)].mean() for k in range(len(rollout.sigmas) - 1)])
 
 
 def relative_changes(rollout: Rollout) -> Tensor:
     """Return ``|x_next - x|_1 / |x|_1`` of each trained draw [V] float64; NaN for the other
-    nodes."""
+    nodes. A rollout that keeps them is not asked for its latents."""
+    if rollout.change is not None:
+        return rollout.change
     made, mine = drawn_at(rollout.tree), trained_draws(rollout)
     change = torch.full(made.shape, torch.nan, dtype=torch.float64, device=made.device)
     for k in range(

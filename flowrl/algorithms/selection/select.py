@@ -313,7 +313,7 @@ def _change_of(rollout: Rollout, mine: Tensor, change: str) -> Tensor:
     [N] float64."""
     if change == "batch":
         return relative_change(rollout)[drawn_at(rollout.tree)[mine]]
-    return (relative_changes(rollout) if rollout.change is None else rollout.change)[mine]
+    return relative_changes(rollout)[mine]
 
 
 def _odds(rho: Tensor | None, index: Tensor, count: int, weighted: str) -> Tensor:

@@ -88,8 +88,10 @@ def measure_images(folder: Path, names: Sequence[str], tools: Tools) -> dict[str
     if set(names) & set(BY_ENCODER):
         look = encoder(tools.encoder, device)
         features = torch.cat([look(part) for part in _same_size_stacks(files, tools.batch)])
-        for name in (name for name in names if name in BY_ENCODER):
-            found[name] = _varied({"vendi": vendi, "distance": distance}[name], features, groups)
+        functions = {"vendi": vendi, "distance": distance}
+        for name in names:
+            if name in functions:
+                found[name] = _varied(functions[name], features, groups)
     if "lpips" in names:
         found["lpips"] = _lpips(files, groups, tools, device)
     return {"images": found.pop("images"), "prompts": found.pop("prompts"), **found}

@@ -103,19 +103,23 @@ def strangers(
     has the same size.
     """
     words = [set(re.findall(r"\w+", prompt.lower())) for prompt in prompts]
+    if sizes is None:
+        sizes = [(0, 0)] * len(prompts)
     used = [0] * len(prompts)
     found: list[int | None] = []
     for i, prompt in enumerate(prompts):
         # other prompts, of images of the same size
-        others = [j for j in range(len(prompts)) if prompts[j] != prompt]
-        others = [j for j in others if sizes is None or sizes[i] == sizes[j]]
+        others = []
+        for j, other in enumerate(prompts):
+            if other != prompt and sizes[j] == sizes[i]:
+                others.append(j)
         if not others:
             found.append(None)
             continue
         # the half that shares the fewest words, and of that the one taken least
         shared = {j: len(words[i] & words[j]) / max(1, len(words[i] | words[j])) for j in others}
         order = sorted(others, key=lambda j: (shared[j], (j - i) % len(prompts)))
-        best = min(order[: -(-len(others) // 2)], key=lambda j: used[j])
+        best = min(order[: -(-len(others) // 2)], key=used.__getitem__)
         used[best] += 1
         found.append(best)
     return found
@@ -128,6 +132,13 @@ PROBED = 16  # made-up images of each kind
 Pairs = list[tuple[PromptedImage, PromptedImage]]
 
 Verdict = Literal["ok", "weak", "fails", "skipped", ""]
+
+
+def ok_if(right: bool, otherwise: Verdict = "weak") -> Verdict:
+    """Return the verdict "ok" where something is right."""
+    if right:
+        return "ok"
+    return otherwise
 
 
 class CheckResult(NamedTuple):
@@ -190,7 +201,9 @@ def difference(a: Tensor, b: Tensor) -> float:
     if not torch.equal(a.isnan(), b.isnan()):
         return math.inf
     known = ~a.isnan()
-    return float((a[known].double() - b[known].double()).abs().max()) if bool(known.any()) else 0.0
+    if not bool(known.any()):
+        return 0.0
+    return float((a[known].double() - b[known].double()).abs().max())
 
 
 def answers(test: RewardUnderTest) -> CheckResult:
@@ -208,8 +221,7 @@ def answers(test: RewardUnderTest) -> CheckResult:
     figures |= {"mean": mean, "std": std, "min": low, "max": high}
     found = f"{len(known)} of {len(values)} scored, mean {mean:.4g}, std {std:.3g}, "
     found += f"{low:.4g} to {high:.4g}"
-    verdict: Verdict = "ok" if len(known) == len(values) else "weak"
-    return test.result("answers", verdict, found, figures)
+    return test.result("answers", ok_if(len(known) == len(values)), found, figures)
 
 
 def damages(test: RewardUnderTest, skip: Sequence[str]) -> list[CheckResult]:
@@ -274,8 +286,9 @@ def _compare_pairs(test: RewardUnderTest, check: str, pairs: Pairs) -> CheckResu
     # nothing by it
     shown: list[PromptedImage] = []
     for group, pair in enumerate(pairs):
-        ordered = pair[::-1] if group % 2 else pair
-        shown += [image._replace(group=group) for image in ordered]
+        if group % 2:
+            pair = pair[::-1]
+        shown += [image._replace(group=group) for image in pair]
     try:
         values = test.ask(shown, test.batch).values.view(-1, 2)
     except RewardError as error:
@@ -293,12 +306,15 @@ def _compare_pairs(test: RewardUnderTest, check: str, pairs: Pairs) -> CheckResu
     figures |= {"share": right / count, "low": low, "high": high}
     found = f"{100 * right / count:.1f} % of {count} pairs right "
     found += f"(95 %: {100 * low:.1f} to {100 * high:.1f})"
-    found += f", {tied} tied" if tied else ""
-    found += f", {len(pairs) - count} not scored" if count < len(pairs) else ""
+    if tied:
+        found += f", {tied} tied"
+    if count < len(pairs):
+        found += f", {len(pairs) - count} not scored"
     # more wrong than right, or nothing seen, is a failure
-    reverse = right + wrong > 0 and wilson(right, right + wrong)[1] < 0.5
-    verdict: Verdict = "ok" if low > 0.5 else "weak"
-    return test.result(check, "fails" if reverse or tied == count else verdict, found, figures)
+    verdict = ok_if(low > 0.5)
+    if tied == count or (right + wrong and wilson(right, right + wrong)[1] < 0.5):
+        verdict = "fails"
+    return test.result(check, verdict, found, figures)
 
 
 def probes(test: RewardUnderTest) -> list[CheckResult]:
@@ -318,7 +334,9 @@ def probes(test: RewardUnderTest) -> list[CheckResult]:
             rows.append(test.result(f"probe: {kind}", "weak", str(error)))
             continue
         # where they stand
-        ranks = percentiles(made, real if test.grouped else test.first.values)
+        if not test.grouped:
+            real = test.first.values
+        ranks = percentiles(made, real)
         rows.append(_probe_result(test, kind, ranks))
     return rows
 
@@ -328,16 +346,18 @@ def _probe_result(test: RewardUnderTest, kind: str, ranks: Tensor) -> CheckResul
     if len(ranks):
         mean, most = ranks.mean().item(), ranks.max().item()
         found = f"percentile {mean:.1f} among the real images, the highest {most:.1f}"
-    verdict: Verdict = "weak" if mean >= 50 else "ok"
-    return test.result(f"probe: {kind}", verdict, found, {"mean": mean, "highest": most})
+    figures = {"mean": mean, "highest": most}
+    return test.result(f"probe: {kind}", ok_if(mean < 50), found, figures)
 
 
 def percentiles(made: Tensor, real: Tensor) -> Tensor:
     """Return for each scored one of `made` the percentage of the scored `real` below it, ties
     counting half."""
     made, real = made[made.isfinite()], real[real.isfinite()]
+    if not len(real):
+        return made[:0]
     below = (made[:, None] > real[None]).double() + 0.5 * (made[:, None] == real[None]).double()
-    return 100 * below.mean(1) if len(real) else made[:0]
+    return 100 * below.mean(1)
 
 
 Way = tuple[list[int], int]  # order of the images, images per batch
@@ -366,10 +386,10 @@ def invariances(test: RewardUnderTest) -> list[CheckResult]:
             continue
         # against the tolerance; JSON has no infinity
         found = f"largest difference {worst:.3g}, {how} (tolerance {test.slack:.1g})"
-        verdict: Verdict = "ok" if worst <= test.slack else "fails"
         figures = {"tolerance": test.slack}
         if worst < math.inf:
             figures["difference"] = worst
+        verdict = ok_if(worst <= test.slack, "fails")
         rows.append(test.result(check, verdict, found, figures, hard=True))
     # the time that all took
     speed = len(images) / max(median(seconds), 1e-9)
@@ -378,11 +398,13 @@ def invariances(test: RewardUnderTest) -> list[CheckResult]:
 
 
 def _some_damaged(test: RewardUnderTest) -> list[PromptedImage]:
-    kinds = [None, *DAMAGES]
-    images = []
-    for i, image in enumerate(test.images):
-        kind = None if test.grouped else kinds[i % len(kinds)]
-        images.append(image if kind is None else damaged(image, kind, i))
+    kinds, images = [None, *DAMAGES], [*test.images]
+    if test.grouped:
+        return images
+    for i, image in enumerate(images):
+        kind = kinds[i % len(kinds)]
+        if kind is not None:
+            images[i] = damaged(image, kind, i)
     return images
 
 

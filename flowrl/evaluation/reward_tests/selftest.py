@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
-from flowrl.core.prompts import PromptSet, check_records
+from flowrl.core.prompts import check_records
 from flowrl.core.tables import text_table
 from flowrl.core.types import Reward
 from flowrl.evaluation.reward_tests.checks import (
@@ -25,7 +25,7 @@ from flowrl.evaluation.reward_tests.checks import (
     probes,
     try_wrong_prompts,
 )
-from flowrl.evaluation.score_images import PromptedImage, RewardScores, score_images
+from flowrl.evaluation.score_images import PromptedImage, RewardScores, listed, score_images
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import SIZE, render
@@ -39,7 +39,9 @@ def rendered(count: int) -> list[PromptedImage]:
     test = benchmark_lists().test
     records = []
     for i in range(count):
-        place = i * len(test) // count if count < len(test) else i % len(test)
+        place = i % len(test)
+        if count < len(test):
+            place = i * len(test) // count
         records.append(test[place])
     pixels = (render(scenes_for(records, np.random.default_rng(0))) * 255).round().byte()
     images = []
@@ -106,7 +108,7 @@ def selftest(
         images, first = twins, ask(twins, batch)
     # differences that are rounding
     known = first.values[first.values.isfinite()].abs()
-    slack = tolerance * (float(known.max()) if bool((known > 0).any()) else 1.0)
+    slack = tolerance * (max(known.tolist(), default=0.0) or 1.0)
     # the checks
     test = RewardUnderTest(name, reward, images, ask, batch, first, slack)
     rows = [answers(test), *damages(test, skip), try_wrong_prompts(test, skip)]
@@ -121,12 +123,10 @@ def _first(
 ) -> RewardScores:
     """Ask for the first time; a reward may be of another kind than these images and prompts."""
     # records with the places that messages name
-    records = [image.record for image in images]
-    texts = [record["prompt"] for record in records]
     places = [f"{image.name}, prompt {image.record['prompt']!r}" for image in images]
     # an error of flowrl's own means other images, any other one a bug of the reward
     try:
-        check_records(PromptSet(texts, records, "", "", places), {name: reward})
+        check_records(listed(images, places), {name: reward})
         return ask(images)
     except (DataError, RewardError) as error:
         if isinstance(error, RewardError) and not isinstance(error.__cause__, FlowRLError):
@@ -146,14 +146,19 @@ def selftest_table(rows: Sequence[CheckResult], *, width: int | None = None) -> 
     """Set the checks of all rewards as a table each, with what follows from them; `width` columns,
     None: any number."""
     lines: list[str] = []
-    for name in dict.fromkeys(row.reward for row in rows):
-        mine = [row for row in rows if row.reward == name]
-        cells = [[row.check, row.verdict or "-", row.found] for row in mine]
-        head = [name, "verdict", "found"]
-        lines += [text_table([head, *cells], left=3, width=width), ""]
+    tables: dict[str, list[list[str]]] = {}
+    for row in rows:
+        table = tables.setdefault(row.reward, [[row.reward, "verdict", "found"]])
+        table.append([row.check, row.verdict or "-", row.found])
+    for table in tables.values():
+        lines += [text_table(table, left=3, width=width), ""]
     # what fails
     failed = [row for row in rows if row.verdict == "fails"]
     for row in failed:
-        taste = "ranked the wrong way round; if that is not meant, look into it"
-        lines.append(f"{row.reward}: {row.check}: {'broken' if row.hard else taste}")
-    return "\n".join(lines if failed else [*lines, "nothing fails"])
+        why = "ranked the wrong way round; if that is not meant, look into it"
+        if row.hard:
+            why = "broken"
+        lines.append(f"{row.reward}: {row.check}: {why}")
+    if not failed:
+        lines.append("nothing fails")
+    return "\n".join(lines)

@@ -135,8 +135,10 @@ def _part(setting: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _few(said: Sequence[str], most: int = 3) -> str:
     """Join the first of several differences, and say how many more there are."""
-    more = [f"{len(said) - most} more"] if len(said) > most else []
-    return "; ".join([*said[:most], *more])
+    shown = [*said[:most]]
+    if len(said) > most:
+        shown.append(f"{len(said) - most} more")
+    return "; ".join(shown)
 
 
 def read_setting(out: Path) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def score_file(out: Path, rank: int) -> Path:
 def judge_of(setting: Mapping[str, Any]) -> str:
     """Return a digest of what gave a folder's scores: rewards, their settings and content, on which
     prompts."""
-    return short_digest([setting.get(key) for key in ("rewards", REWARDS, "prompts_hash")])
+    return short_digest([*map(setting.get, ("rewards", REWARDS, "prompts_hash"))])
 
 
 def scored_line(out: Path, line: Mapping[str, Any], judge: str) -> dict[str, Any]:
@@ -297,7 +299,7 @@ def as_line(value: Mapping[str, Any]) -> str:
 def append_scores(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Add lines to a file of scores."""
     with file.open("a", encoding="utf-8") as stream:
-        stream.write("".join(as_line(line) for line in lines))
+        stream.write("".join(map(as_line, lines)))
 
 
 def mend(file: Path) -> None:

@@ -31,9 +31,13 @@ def facts_of(path: str) -> str:
     sections: list[tuple[str, Any, str]] = [
         ("kind", makes, ""),
         ("model", _model(path, takes, makes), NOTE),
-        *([("instead", WHOLE_TIMES, "ours: whole timesteps")] if _whole_times(path) else []),
-        ("image", _size(path, takes), NOTE),
-        *((name, value, "ours") for name, value in JUDGED[makes].items()),
+    ]
+    if _whole_times(path):
+        sections.append(("instead", WHOLE_TIMES, "ours: whole timesteps"))
+    sections.append(("image", _size(path, takes), NOTE))
+    for name, value in JUDGED[makes].items():
+        sections.append((name, value, "ours"))
+    sections += [
         ("optimizer", {"lr": 1e-4}, "ours"),
         ("train", {"iterations": 1000, "micro_batch": 1, "rollout_batch": 1}, "ours: memory"),
         ("eval", _evaluation(takes, makes), "ours: steps as the pipeline has them"),
@@ -43,8 +47,10 @@ def facts_of(path: str) -> str:
     lines = []
     for name, value, note in sections:
         text = yaml.safe_dump(value, default_flow_style=True, width=10**9).strip()
-        text = text.removesuffix("...").strip()
-        lines.append(f"{name}: {text}" + (f" # {note}" if note else ""))
+        line = f"{name}: {text.removesuffix('...').strip()}"
+        if note:
+            line += f" # {note}"
+        lines.append(line)
     return "\n".join([*lines, ""])
 
 
@@ -115,7 +121,7 @@ def _model(path: str, takes: Any, makes: str) -> dict[str, Any]:
     made: dict[str, Any] = {"fn": "pipeline", "path": path, "dtype": "bfloat16"}
     made |= {"tune": "lora", "lora": {"rank": 32, "alpha": 64}}
     for name in GUIDES:
-        scale = takes[name].default if name in takes else None
+        scale = _default(takes, name)
         if isinstance(scale, int | float):
             made["call"] = {name: float(scale)}
             break
@@ -130,7 +136,7 @@ def _size(path: str, takes: Any) -> dict[str, int]:
     """Return height and width in pixels: the defaults of ``__call__``, else the network's."""
     found = {}
     for name in ("height", "width"):
-        value = takes[name].default if name in takes else None
+        value = _default(takes, name)
         if isinstance(value, int) and value > 0:
             found[name] = value
     if len(found) == 2:
@@ -138,15 +144,27 @@ def _size(path: str, takes: Any) -> dict[str, int]:
     side = 0
     for network in NETWORKS:
         latents = part_settings(path, network, "config").get("sample_size")
-        side = side or (latents if isinstance(latents, int) else 0)
-    channels = part_settings(path, "vae", "config").get("block_out_channels")
-    scale = 2 ** (len(channels) - 1) if isinstance(channels, list) else SCALE
+        if not side and isinstance(latents, int):
+            side = latents
+    channels, scale = part_settings(path, "vae", "config").get("block_out_channels"), SCALE
+    if isinstance(channels, list):
+        scale = 2 ** (len(channels) - 1)
     pixels = side * scale or SIDE
     return {"height": pixels, "width": pixels}
 
 
 def _evaluation(takes: Any, makes: str) -> dict[str, Any]:
-    steps = takes["num_inference_steps"].default if "num_inference_steps" in takes else None
-    made = {"steps": steps if isinstance(steps, int) else STEPS, "images": 1, "every": 50}
-    judged = "strict" in JUDGED[makes]["rewards"]
-    return {**made, "batch": 1, **({"score": "strict"} if judged else {})}
+    steps = _default(takes, "num_inference_steps")
+    if not isinstance(steps, int):
+        steps = STEPS
+    made: dict[str, Any] = {"steps": steps, "images": 1, "every": 50, "batch": 1}
+    if "strict" in JUDGED[makes]["rewards"]:
+        made["score"] = "strict"
+    return made
+
+
+def _default(takes: Any, name: str) -> Any:
+    """Return the default of an argument; None of one that is not there."""
+    if name in takes:
+        return takes[name].default
+    return None

@@ -49,8 +49,10 @@ class Check(NamedTuple):
     @property
     def line(self) -> str:
         """Return it in words."""
-        more = f" ({self.says})" if self.says else ""
-        return f"{self.name} {self.figure:.1e} of {self.limit:.0e}{more}"
+        line = f"{self.name} {self.figure:.1e} of {self.limit:.0e}"
+        if self.says:
+            line += f" ({self.says})"
+        return line
 
 
 class Fence(NamedTuple):
@@ -75,9 +77,10 @@ class Fence(NamedTuple):
             "prompts": "rows of one level share a call",
             "sigmas": "all rows share a call",
         }
-        number = "; conditions depend on the number of the step" if self.indexed else ""
-        lines = [f"{head} at {height} x {width} pixels; {shared[self.rows]}{number}"]
-        return lines + [check.line for check in self.checks]
+        head += f" at {height} x {width} pixels; {shared[self.rows]}"
+        if self.indexed:
+            head += "; conditions depend on the number of the step"
+        return [head, *(check.line for check in self.checks)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -148,7 +151,9 @@ def public_run(
     vars(twin)["scheduler"] = scheduler
     steps = len(grid.times)
     given = model.arguments([asked], layout, steps)
-    x = (noise(layout) if start is None else start).to(model.device)
+    if start is None:
+        start = noise(layout)
+    x = start.to(model.device)
     with model.reading(twin), handed(twin, layout, x) as entry:
         try:
             images = type(twin).__call__(twin, **given, **entry)[0]
@@ -175,7 +180,9 @@ def relative(one: Tensor, two: Tensor) -> float:
         return float("inf")
     one, two = one.detach().double().cpu(), two.detach().double().cpu()
     figure = float((one - two).norm() / two.norm().clamp_min(1e-12))
-    return figure if figure == figure else float("inf")
+    if figure != figure:
+        return float("inf")
+    return figure
 
 
 def _sample(model: PipelineCall, theirs: Public, grid: Grid) -> Check:
@@ -256,7 +263,8 @@ def _images(model: PipelineCall, theirs: Public, grid: Grid, limit: float) -> Ch
     with torch.no_grad():
         images = flat(_in_unit(model, theirs, images, limit))
         ours = model.decode(model.flow_of(theirs.after[-1], grid.sigmas[-1]))
-    images = images[:, 0] if images.dim() == 5 and ours.dim() == 4 else images
+    if images.dim() == 5 and ours.dim() == 4:
+        images = images[:, 0]
     gap = float("inf")
     if images.shape == ours.shape:
         gap = float((ours.cpu() - images.cpu()).abs().mean())
@@ -344,8 +352,9 @@ def _gradients(model: PipelineCall, asked: Asked, theirs: Public, grid: Grid) ->
             grads = torch.autograd.grad(
                 out.float().square().sum(), [*params.values()], allow_unused=True
             )
-        found = zip(params, grads, strict=True)
-        reached |= {name for name, grad in found if grad is not None}
+        for name, grad in zip(params, grads, strict=True):
+            if grad is not None:
+                reached.add(name)
     rest = [name for name in params if name not in reached]
     if rest and _matters(model, asked, theirs, grid, rest):
         raise ModelError(
@@ -353,8 +362,10 @@ def _gradients(model: PipelineCall, asked: Asked, theirs: Public, grid: Grid) ->
             f"that change its velocity, such as {rest[0]}: the pipeline detaches them; train other "
             "layers (model.lora.targets, model.layers), or write an adapter"
         )
-    unused = f", {len(rest)} have no effect" if rest else ""
-    return Check("gradient", 0.0, 0.0, f"reaches {len(reached)} of {len(params)}{unused}")
+    says = f"reaches {len(reached)} of {len(params)}"
+    if rest:
+        says += f", {len(rest)} have no effect"
+    return Check("gradient", 0.0, 0.0, says)
 
 
 def _matters(

@@ -52,7 +52,9 @@ class Layout(NamedTuple):
         """Return latents [B, *] of the class's adapter as `step` sees them."""
         if tuple(x.shape[1:]) == self.inner:
             return x
-        return self.from_entry(x if tuple(x.shape[1:]) == self.entry else pack(x))
+        if tuple(x.shape[1:]) != self.entry:
+            x = pack(x)
+        return self.from_entry(x)
 
 
 @contextmanager
@@ -129,7 +131,9 @@ def learn_layout(
     for entry, layout in ways:
         if entry.numel() != sample.numel() or entry.shape[0] != 1:
             continue
-        way = f"{[*entry.shape]}" + (f" as draw {layout.draw}" if layout.draw is not None else "")
+        way = f"{[*entry.shape]}"
+        if layout.draw is not None:
+            way += f" as draw {layout.draw}"
         layout = layout._replace(entry=tuple(entry.shape[1:]))
         try:
             again = seen(layout, entry)

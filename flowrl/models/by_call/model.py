@@ -14,6 +14,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -132,11 +133,11 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
 
     def encode(self, prompts: list[str]) -> Cond:
         """Return ``text`` [G]: the numbers of prompts, which are encoded now if they were not."""
-        return self._encoded([Asked(prompt) for prompt in prompts])
+        return self._encoded(list(map(Asked, prompts)))
 
     def encode_ahead(self, prompts: Sequence[str]) -> None:
         """Encode prompts that will be wanted."""
-        self._encoded([Asked(prompt) for prompt in prompts])
+        self._encoded(list(map(Asked, prompts)))
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the guided velocity, float32 [B, *], of x [B, *] at sigma [B]: the pipeline's own.
@@ -147,11 +148,13 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         found: list[Tensor] = []
         for rows in groups:
             asked = [self._asked[numbers[row]] for row in rows]
-            part = x if len(rows) == len(x) else x[rows]
+            part = x
+            if len(rows) < len(x):
+                part = x[rows]
             found.append(self._ask(part, [levels[row] for row in rows], asked))
         if len(found) == 1:
             return found[0]
-        order = torch.tensor([row for rows in groups for row in rows]).argsort()
+        order = torch.tensor(list(chain.from_iterable(groups))).argsort()
         return torch.cat(found)[order.to(found[0].device)]
 
     def decode(self, x0: Tensor) -> Tensor:
@@ -164,7 +167,9 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         with self._helping("vae", "movq"):
             parts = [self._decoded(part, layout) for part in inner.split(count)]
         images = torch.cat(parts)
-        images = flat(in_unit(images) if self.raw_images else images)
+        if self.raw_images:
+            images = in_unit(images)
+        images = flat(images)
         if tuple(images.shape[-2:]) != (layout.height, layout.width):
             raise ModelError(
                 f"{self.name}: expected images of {layout.height} x {layout.width} pixels, makes "
@@ -176,7 +181,9 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
                 f"{self.name}: expected videos of {self.frames} frames, it makes "
                 f"{images.shape[1]}; set model.frames to what it makes"
             )
-        return images[:, 0] if images.dim() == 5 and self.frames == 1 else images
+        if images.dim() == 5 and self.frames == 1:
+            return images[:, 0]
+        return images
 
     def latents(self, images: Tensor) -> Tensor:
         """Raise ModelError: a pipeline says how latents become images, not the other way."""
@@ -270,7 +277,7 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
 
     def _helping(self, *names: str) -> AbstractContextManager[None]:
         """Hold parts on the device, of those that the pipeline has."""
-        return self._tuned.at_work(*(name for name in names if self._has(name)))
+        return self._tuned.at_work(*filter(self._has, names))
 
     def _helpers(self) -> list[str]:
         """Return the parts that work in a step beside what is trained: other networks, connectors
@@ -327,7 +334,10 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
             alone = self.rows == "one" or bool(self._asked[number].source)
             prompt = number if self.rows == "prompt" else 0
             time = 0 if self.rows == "sigmas" and not self.indexed else level
-            keys.append(row if alone else (prompt, time))
+            if alone:
+                keys.append(row)
+            else:
+                keys.append((prompt, time))
         groups: dict[Any, list[int]] = {}
         for row, key in enumerate(keys):
             groups.setdefault(key, []).append(row)
@@ -362,7 +372,9 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
 
     def velocity_of(self, out: Tensor, x: Tensor, levels: list[float]) -> Tensor:
         """Return the velocity of what the pipeline hands to its scheduler at x [B, *], float32."""
-        return (-out if self.inverted else out).float()
+        if self.inverted:
+            out = -out
+        return out.float()
 
     def first_end(self, grid: Grid) -> float:
         """Return the level at which the scheduler's own first step ends."""
@@ -382,10 +394,10 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
         else:
             times = torch.cat([self._time(level, layout) for level in levels]).to(self.device)
             own = torch.tensor([self._own(levels[0]), self._own(0.0)], device=self.device)
-            alone = len(set(levels)) == 1
-            times = times[:1] if alone else row_times(times)
-            scheduler, place = probe(self.scheduler, times, own), 0
-            steps = STEPS if grid is None else len(grid.times)
+            times = times[:1] if len(set(levels)) == 1 else row_times(times)
+            scheduler, place, steps = probe(self.scheduler, times, own), 0, STEPS
+            if grid is not None:
+                steps = len(grid.times)
         given = self.arguments(asked, layout, steps)
         wanted = torch.is_grad_enabled()
         # one graph of a compiled network for calls with and without a gradient
@@ -395,7 +407,9 @@ class PipelineCall(PipelineModel[PipelineCallOptions]):
                 self._before(place, x, scheduler, given, layout)
         except Stop:
             noted: Noted = scheduler.got[-1]
-            return noted if wanted else noted._replace(out=noted.out.detach())
+            if not wanted:
+                noted = noted._replace(out=noted.out.detach())
+            return noted
         raise ModelError(f"{self.name}: the call ended before its scheduler took a step")
 
     def _before(self, place: int, x: Tensor, scheduler: Any, *call: Any) -> None:
@@ -636,10 +650,9 @@ def flat(images: Tensor) -> Tensor:
 
 def _pixels(found: Any) -> Tensor:
     """Return the images of what a pipeline returned, float32."""
-    images = found[0] if isinstance(found, tuple) else found
-    if not isinstance(images, Tensor):
-        images = torch.as_tensor(images)
-    return images.float()
+    if isinstance(found, tuple):
+        found = found[0]
+    return torch.as_tensor(found).float()
 
 
 def _number(asked: Asked) -> int:

@@ -104,8 +104,9 @@ class PipelineCallOptions(PipelineOptions):
         """Return a prompt as the pipeline reads it; in JSON its quotes are escaped."""
         if self.template is None:
             return prompt
-        inner = json.dumps(prompt)[1:-1] if self.template.lstrip().startswith("{") else prompt
-        return self.template.replace(PLACE, inner)
+        if self.template.lstrip().startswith("{"):
+            prompt = json.dumps(prompt)[1:-1]
+        return self.template.replace(PLACE, prompt)
 
     @property
     def cfg_scale(self) -> float:
@@ -195,8 +196,8 @@ def rewriters(takes: Iterable[str]) -> dict[str, Any]:
 
 def pipeline_class(name: Any, where: str) -> Any:
     """Return diffusers' class of that name. Raise ModelError for one that it does not have."""
-    found = getattr(diffusers, name, None) if isinstance(name, str) else None
-    if found is None or not isinstance(found, type):
+    found = getattr(diffusers, str(name), None)
+    if not isinstance(found, type):
         raise ModelError(
             f"{where}: {name!r} is no pipeline of diffusers {diffusers.__version__}; no code "
             "of a model is run. A newer diffusers may have it"
@@ -238,8 +239,8 @@ def check_class(kind: Any, where: str, options: PipelineCallOptions) -> None:
         raise ConfigError(f"frames: {kind.__name__} makes images; leave it out")
     if options.sources and "image" not in takes:
         raise ConfigError(f"sources: {kind.__name__} starts from no image; leave it out")
-    needed = takes["image"].default if "image" in takes else None
-    if needed is inspect.Parameter.empty and not options.sources:
+    needed = "image" in takes and takes["image"].default is inspect.Parameter.empty
+    if needed and not options.sources:
         raise ConfigError(
             f"sources: {kind.__name__} starts from an image; set how many a prompt has, and name "
             "them in the prompts' records"
@@ -262,9 +263,10 @@ def _no_field(kind: Any, takes: Mapping[str, inspect.Parameter]) -> str:
         return "is led by a control image"
     if "mask_image" in takes:
         return "fills a masked part of an image"
-    strength = takes["strength"].default if "strength" in takes else 1
-    if isinstance(strength, int | float) and strength < 1:
-        return "starts from a noised image, not from noise"
+    if "strength" in takes:
+        strength = takes["strength"].default
+        if isinstance(strength, int | float) and strength < 1:
+            return "starts from a noised image, not from noise"
     if "audio_latents" in takes:
         return "moves its sound with its video in each step, and each depends on the other"
     for name, why in SEVERAL.items():

@@ -96,13 +96,20 @@ def _probe_class(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (kind,), own | {"init_noise_sigma": 1.0, "order": 1})
 
 
+def _flat_sizes(sizes: Any) -> Any:
+    """Return the sizes that torch takes as several arguments, or as one list of them."""
+    if len(sizes) == 1 and not isinstance(sizes[0], int):
+        return sizes[0]
+    return sizes
+
+
 class RowTimes(Tensor):
     """Times [B], one for each row; a pipeline that stretches them to a batch of k B rows gets them
     k times, as it has the rows."""
 
     def expand(self, *sizes: Any) -> Tensor:  # type: ignore[override]
         """Repeat to [k B], where tensors of one time are expanded."""
-        wanted = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        wanted = _flat_sizes(sizes)
         plain = self.as_subclass(Tensor)  # type: ignore[arg-type]
         if plain.dim() == 1 and len(wanted) == 1 and wanted[0] not in (-1, len(plain)):
             times, rest = divmod(int(wanted[0]), len(plain))
@@ -113,7 +120,7 @@ class RowTimes(Tensor):
 
     def repeat(self, *sizes: Any) -> Tensor:
         """Repeat to [B], where a tensor of one time is repeated for each row."""
-        wanted = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        wanted = _flat_sizes(sizes)
         plain = self.as_subclass(Tensor)  # type: ignore[arg-type]
         count = int(wanted[0])
         if plain.dim() == 1 and len(wanted) == 1 and count % len(plain) == 0:

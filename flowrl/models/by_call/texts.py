@@ -45,7 +45,9 @@ class KeyedTexts(Texts):
     def _warn_if_cut(self, prompt: str) -> None:
         for name, text in json.loads(prompt)[0].items():
             if not name.startswith("negative"):
-                super()._warn_if_cut(text[0] if isinstance(text, list) else text)
+                if isinstance(text, list):
+                    text = text[0]
+                super()._warn_if_cut(text)
                 return
 
 
@@ -76,12 +78,13 @@ class RememberedTexts:
         given = self._signature.bind(*args, **named).arguments
         given |= given.pop("kwargs", {})
         texts, rest = _split(given)
-        count = max((len(one) for one in texts.values() if isinstance(one, list)), default=1)
+        lists = {name: one for name, one in texts.items() if isinstance(one, list)}
+        count = max(map(len, lists.values()), default=1)
         entries = []
         for row in range(count):
-            of_row = {}
-            for name, one in texts.items():
-                of_row[name] = one[row : row + 1] if isinstance(one, list) else one
+            of_row = dict(texts)
+            for name, one in lists.items():
+                of_row[name] = one[row : row + 1]
             entries.append(self._find(of_row, rest))
         return _together(entries)
 
@@ -125,7 +128,11 @@ class RememberedTexts:
         way = json.dumps(_told(rest), sort_keys=True)
         tensors: dict[str, Tensor] = {}
         if way not in self._ways:
-            twice = {n: t * 2 if isinstance(t, list) else [t] * 2 for n, t in texts.items()}
+            twice = {}
+            for name, text in texts.items():
+                if not isinstance(text, list):
+                    text = [text]
+                twice[name] = text * 2
             if isinstance(rest.get("batch_size"), int):
                 rest["batch_size"] = 2
             try:
@@ -183,7 +190,7 @@ def _kinds(one: Any, two: Any) -> Any:
         for dim, (short, long) in enumerate(zip(one.shape, two.shape, strict=True)):
             if short != long:
                 grown.append(dim)
-        return grown[0] if grown else None
+        return next(iter(grown), None)
     if isinstance(one, list | tuple):
         grew = len(one) != len(two)
         return [grew, [_kinds(a, b) for a, b in zip(one, two, strict=False)]]
@@ -244,7 +251,9 @@ def _joined(forms: Sequence[Any], tensors: Sequence[Mapping[str, Tensor]]) -> An
             nodes += [_joined([f], [t]) for f, t in zip(own, tensors, strict=True)]
         else:
             nodes.append(_joined(own, tensors))
-    return tuple(nodes) if kind == "tuple" else nodes
+    if kind == "tuple":
+        return tuple(nodes)
+    return nodes
 
 
 def _rows(rows: Sequence[Tensor], dim: int | None) -> Tensor:
@@ -254,9 +263,6 @@ def _rows(rows: Sequence[Tensor], dim: int | None) -> Tensor:
         raise Unequal
     if len(rows) == 1 or dim is None:
         return rows[0]
-    blocks = rows[0].shape[dim]
-    return (
-        torch.stack([*rows], dim + 1).flatten(dim, dim + 1)
-        if blocks > 1
-        else torch.cat([*rows], dim)
-    )
+    if rows[0].shape[dim] > 1:
+        return torch.stack([*rows], dim + 1).flatten(dim, dim + 1)
+    return torch.cat([*rows], dim)

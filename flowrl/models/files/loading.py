@@ -48,8 +48,6 @@ BASE = ".base_layer."  # under which peft keeps a layer that has an adapter
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHIPPED = ("assets/", "configs/")  # what starts so is no id
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
-# tokenizers that read bytes have no vocabulary
-_OF_BYTES, _SETTINGS = ("ByT5Tokenizer",), (("tokenizer_config.json",),)
 
 
 class PipelinePart(NamedTuple):
@@ -272,8 +270,9 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Pipeline
     absent = []
     for name, part in parts.items():
         # a part that is null in the index is [null, null], null, or not there at all
-        entry = index.get(name)
-        found = entry[1] if isinstance(entry, list) else entry
+        found = index.get(name)
+        if isinstance(found, list):
+            found = found[1]
         if found is None and part.optional:
             absent.append(name)
         elif found not in part.classes:
@@ -301,13 +300,16 @@ def check_libraries(index: Mapping[str, Any], where: str) -> None:
 def library(name: str) -> Any:
     """Return what an index calls a library: diffusers, transformers, or the folder of diffusers
     that has a pipeline with classes of its own, such as kolors. None: it is none of these."""
-    if name in ("diffusers", "transformers"):
-        return diffusers if name == "diffusers" else transformers
+    if name == "diffusers":
+        return diffusers
+    if name == "transformers":
+        return transformers
     if not re.fullmatch(r"[a-z]\w*", name):
         return None
     found = getattr(diffusers.pipelines, name, None)
-    own = f"{diffusers.pipelines.__name__}.{name}"
-    return found if getattr(found, "__name__", "") == own else None
+    if getattr(found, "__name__", "") == f"{diffusers.pipelines.__name__}.{name}":
+        return found
+    return None
 
 
 def part_class(home: str, kind: str) -> Any:
@@ -336,13 +338,13 @@ def _check_part(folder: Path, kind: str, home: str = "transformers") -> set[str]
         return set()  # it reads bytes, and has no vocabulary
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
-        known = _SETTINGS if kind in _OF_BYTES else _TOKENIZER_FILES
+        known: tuple[tuple[str, ...], ...] = _TOKENIZER_FILES
         # a pipeline's own tokenizer says which files it reads
         own = getattr(part_class(home, kind), "vocab_files_names", {})
         if own and home not in ("diffusers", "transformers"):
             known = (tuple(own.values()),)
         if not any(_has(folder, files) for files in known):
-            wanted = ", or ".join(" with ".join(files) for files in known)
+            wanted = ", or ".join(map(" with ".join, known))
             raise ModelError(f"{folder}: no tokenizer files; expected {wanted}")
         for file in sorted(folder.glob("*.json")):
             _read_json(file)

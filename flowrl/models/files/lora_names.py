@@ -34,22 +34,26 @@ class Place(NamedTuple):
 
 Find = Callable[[str, Mapping[str, Any]], Place | None]
 
+
+def _qkv(layer: str) -> tuple[str, ...]:
+    """Return the names of three projections: * stands for their letter."""
+    return tuple(layer.replace("*", letter) for letter in "qkv")
+
+
 # model's own name -> diffusers' names; # is the block's number
 _SHARED = {
     "final_layer.linear": ("proj_out",),
     "final_layer.adaLN_modulation.1": ("norm_out.linear",),
 }
 _SD3 = _SHARED | {
-    "joint_blocks.#.x_block.attn.qkv": tuple(f"transformer_blocks.#.attn.to_{n}" for n in "qkv"),
+    "joint_blocks.#.x_block.attn.qkv": _qkv("transformer_blocks.#.attn.to_*"),
     "joint_blocks.#.x_block.attn.proj": ("transformer_blocks.#.attn.to_out.0",),
-    "joint_blocks.#.x_block.attn2.qkv": tuple(f"transformer_blocks.#.attn2.to_{n}" for n in "qkv"),
+    "joint_blocks.#.x_block.attn2.qkv": _qkv("transformer_blocks.#.attn2.to_*"),
     "joint_blocks.#.x_block.attn2.proj": ("transformer_blocks.#.attn2.to_out.0",),
     "joint_blocks.#.x_block.mlp.fc1": ("transformer_blocks.#.ff.net.0.proj",),
     "joint_blocks.#.x_block.mlp.fc2": ("transformer_blocks.#.ff.net.2",),
     "joint_blocks.#.x_block.adaLN_modulation.1": ("transformer_blocks.#.norm1.linear",),
-    "joint_blocks.#.context_block.attn.qkv": tuple(
-        f"transformer_blocks.#.attn.add_{n}_proj" for n in "qkv"
-    ),
+    "joint_blocks.#.context_block.attn.qkv": _qkv("transformer_blocks.#.attn.add_*_proj"),
     "joint_blocks.#.context_block.attn.proj": ("transformer_blocks.#.attn.to_add_out",),
     "joint_blocks.#.context_block.mlp.fc1": ("transformer_blocks.#.ff_context.net.0.proj",),
     "joint_blocks.#.context_block.mlp.fc2": ("transformer_blocks.#.ff_context.net.2",),
@@ -63,18 +67,18 @@ _SD3 = _SHARED | {
     "y_embedder.mlp.2": ("time_text_embed.text_embedder.linear_2",),
 }
 _FLUX = _SHARED | {
-    "double_blocks.#.img_attn.qkv": tuple(f"transformer_blocks.#.attn.to_{n}" for n in "qkv"),
+    "double_blocks.#.img_attn.qkv": _qkv("transformer_blocks.#.attn.to_*"),
     "double_blocks.#.img_attn.proj": ("transformer_blocks.#.attn.to_out.0",),
     "double_blocks.#.img_mlp.0": ("transformer_blocks.#.ff.net.0.proj",),
     "double_blocks.#.img_mlp.2": ("transformer_blocks.#.ff.net.2",),
     "double_blocks.#.img_mod.lin": ("transformer_blocks.#.norm1.linear",),
-    "double_blocks.#.txt_attn.qkv": tuple(f"transformer_blocks.#.attn.add_{n}_proj" for n in "qkv"),
+    "double_blocks.#.txt_attn.qkv": _qkv("transformer_blocks.#.attn.add_*_proj"),
     "double_blocks.#.txt_attn.proj": ("transformer_blocks.#.attn.to_add_out",),
     "double_blocks.#.txt_mlp.0": ("transformer_blocks.#.ff_context.net.0.proj",),
     "double_blocks.#.txt_mlp.2": ("transformer_blocks.#.ff_context.net.2",),
     "double_blocks.#.txt_mod.lin": ("transformer_blocks.#.norm1_context.linear",),
     "single_blocks.#.linear1": (
-        *(f"single_transformer_blocks.#.attn.to_{n}" for n in "qkv"),
+        *_qkv("single_transformer_blocks.#.attn.to_*"),
         "single_transformer_blocks.#.proj_mlp",
     ),
     "single_blocks.#.linear2": ("single_transformer_blocks.#.proj_out",),
@@ -125,16 +129,11 @@ _WAN = {
     "head.head": ("proj_out",),
 }
 _Z_BLOCKS = ("layers", "noise_refiner", "context_refiner")
-_Z_IMAGE: dict[str, tuple[str, ...]] = {
-    f"{b}.#.attention.qkv": (
-        f"{b}.#.attention.to_q",
-        f"{b}.#.attention.to_k",
-        f"{b}.#.attention.to_v",
-    )
-    for b in _Z_BLOCKS
-}
+_Z_IMAGE: dict[str, tuple[str, ...]] = {}
+for _block in _Z_BLOCKS:
+    _Z_IMAGE[f"{_block}.#.attention.qkv"] = _qkv(f"{_block}.#.attention.to_*")
+    _Z_IMAGE[f"{_block}.#.attention.out"] = (f"{_block}.#.attention.to_out.0",)
 _Z_IMAGE |= {
-    **{f"{b}.#.attention.out": (f"{b}.#.attention.to_out.0",) for b in _Z_BLOCKS},
     "x_embedder": ("all_x_embedder.2-1",),
     "final_layer.linear": ("all_final_layer.2-1.linear",),
     "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
@@ -171,9 +170,10 @@ def places_of(name: str, network: str, config: Mapping[str, Any]) -> Iterator[Pl
     if name.endswith("to_out.0"):  # as diffusers itself called it in 2023
         yield Place(name.removesuffix(".0"), (name,))
     find = _NETWORKS.get(network)
-    place = find(name, config) if find else None
-    if place is not None and place.parts != (place.key,):
-        yield place
+    if find is not None:
+        place = find(name, config)
+        if place is not None and place.parts != (place.key,):
+            yield place
     if network == "UNet2DConditionModel":  # ComfyUI's own files of SD 1.x, too
         key = _SGM.get(name) or _sgm(name, config.get("layers_per_block"))
         if key:
@@ -211,8 +211,9 @@ def _look_up(
     table: Mapping[str, tuple[str, ...]], name: str, *, swapped: tuple[str, ...] = ()
 ) -> Place | None:
     match = re.match(r"(\w*blocks|layers|\w+_refiner)\.(\d+)\.", name)
-    number = match[2] if match else ""
-    pattern = f"{match[1]}.#.{name[match.end() :]}" if match else name
+    number, pattern = "", name
+    if match:
+        number, pattern = match[2], f"{match[1]}.#.{name[match.end() :]}"
     for key, parts in table.items():
         if pattern in parts:
             own = key.replace("#", number)
@@ -237,13 +238,16 @@ def _sgm(name: str, layers: Any) -> str | None:
         return None
     side, block, kind, layer, rest = match.groups()
     rest = re.sub(r"^time_emb_proj$", "emb_layers.1", rest)
-    attention = kind == "attentions"
+    # attention stands behind a residual block: in the middle alone between two of them
+    if side is None and kind == "attentions":
+        return f"middle_block.1.{rest}"
     if side is None:
-        return f"middle_block.{1 if attention else 2 * int(layer)}.{rest}"
-    place = int(block) * (layers + 1) + int(layer)
+        return f"middle_block.{2 * int(layer)}.{rest}"
+    place, part = int(block) * (layers + 1) + int(layer), int(kind == "attentions")
     # The first input block is the convolution that takes the latents.
-    stem = f"input_blocks.{place + 1}" if side == "down" else f"output_blocks.{place}"
-    return f"{stem}.{1 if attention else 0}.{rest}"
+    if side == "down":
+        return f"input_blocks.{place + 1}.{part}.{rest}"
+    return f"output_blocks.{place}.{part}.{rest}"
 
 
 _NETWORKS: dict[str, Find] = {

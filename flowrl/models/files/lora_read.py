@@ -314,7 +314,9 @@ class _Scales:
                     self._unused.discard(pattern)
                     alpha = float(value)
                     break
-            return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+            if self.settings.get("use_rslora"):
+                return alpha / math.sqrt(rank)
+            return alpha / rank
         if self.known is not None:
             return self.known / rank
         self.stated = False
@@ -340,15 +342,17 @@ def _peft_settings(file: Path, about: Mapping[str, str]) -> dict[str, Any]:
     beside, where = file.with_name(PEFT_CONFIG), f"{file}: lora_adapter_metadata"
     try:
         if "lora_adapter_metadata" in about:
-            found = json.loads(about["lora_adapter_metadata"])
-            found = {name.rpartition(".")[2]: value for name, value in found.items()}
+            found = {}
+            for name, value in json.loads(about["lora_adapter_metadata"]).items():
+                found[name.rpartition(".")[2]] = value
         elif file.name == PEFT_FILE and beside.is_file():
             where = str(beside)
             found = dict(json.loads(read_text(beside)))
         else:
             return {}
         numbers = [*(found.get("alpha_pattern") or {}).values()]
-        numbers += [found["lora_alpha"]] if "lora_alpha" in found else []
+        if "lora_alpha" in found:
+            numbers.append(found["lora_alpha"])
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{where}: not the settings of a LoRA: {error}") from error
     if found.get("use_dora"):

@@ -43,8 +43,11 @@ def started(
             stacklevel=2,
         )
     # every layer that the file moves has to be trained
-    every = {layer: trimmed(update) for layer, update in found.updates.items()}
-    updates = {layer: update for layer, update in every.items() if len(update.down)}
+    updates = {}
+    for layer, whole_update in found.updates.items():
+        update = trimmed(whole_update)
+        if len(update.down):
+            updates[layer] = update
     lora = any(name.endswith(DOWN) for name in params)
     ending = DOWN if lora else ".weight"
     absent = [layer for layer in updates if layer + ending not in params]
@@ -118,7 +121,7 @@ def _not_trained(
     if not lora:
         return f"{about} {first}: leave model.layers out, or name them there, too"
     trained = [name.removesuffix(DOWN) for name in params if name.endswith(DOWN)]
-    kinds = dict.fromkeys(_kind(layer) for layer in [*trained, *layers])
+    kinds = dict.fromkeys(map(_kind, [*trained, *layers]))
     return (
         f"{about} {first}: set model.lora.targets to [{', '.join(kinds)}], or model.tune to full. "
         "LoRA of convolutions needs model.tune full"

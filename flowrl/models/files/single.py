@@ -56,7 +56,9 @@ def convert(file: Path, pipeline_class: Any) -> Path:
         )
     # a checker that SD 1.x may have is not used
     known = inspect.signature(pipeline_class.__init__).parameters
-    given: dict[str, Any] = {"safety_checker": None} if "safety_checker" in known else {}
+    given: dict[str, Any] = {}
+    if "safety_checker" in known:
+        given["safety_checker"] = None
     folder = cache_folder() / _digest(file, *_stamp(file))
     try:
         pipeline = read(str(file), torch_dtype=_dtype(file), **given)
@@ -77,7 +79,7 @@ def convert(file: Path, pipeline_class: Any) -> Path:
 
 def what_it_is(folder: Path) -> str:
     """Say what a folder without a model_index.json seems to be, and what to do; "" if unknown."""
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    names = {file.name for file in folder.glob("*")}
     if "adapter_config.json" in names or "pytorch_lora_weights.safetensors" in names:
         return (
             "; it holds a LoRA: give that to train.start, and the folder of its base model to "
@@ -139,6 +141,6 @@ def _digest(file: Path, size: int, changed: int) -> str:
 def _dtype(file: Path) -> torch.dtype:
     """Return the dtype that most tensors of a file have, so that nothing is rounded."""
     kinds = Counter(stored_kinds(file).values())
-    if kinds["F32"]:
+    if kinds["F32"] or not kinds:
         return torch.float32
-    return DTYPES.get(kinds.most_common(1)[0][0], torch.float32) if kinds else torch.float32
+    return DTYPES.get(kinds.most_common(1)[0][0], torch.float32)

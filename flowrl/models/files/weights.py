@@ -48,7 +48,9 @@ def weight_files(folder: Path) -> WeightFiles:
         raise ModelError(no_weights(folder))
     name = next((name for name in VARIANTS if name in found), min(found))
     file = found[name]
-    return WeightFiles(_shards(file) if file.suffix == ".json" else [file], name)
+    if file.suffix == ".json":
+        return WeightFiles(_shards(file), name)
+    return WeightFiles([file], name)
 
 
 def _variants(folder: Path) -> dict[str, Path]:
@@ -134,9 +136,12 @@ def stored_tensors(files: Iterable[Path]) -> set[str]:
 def check_plain(folder: Path, settings: Any) -> None:
     """Raise ModelError where a part's settings, or those of its files that are there, hold weights
     that were quantised."""
-    packed = settings.get("quantization_config") if isinstance(settings, dict) else None
-    if packed:  # the libraries would unpack them for inference
-        how = packed.get("quant_method", packed) if isinstance(packed, dict) else packed
+    how = None
+    if isinstance(settings, dict):
+        how = settings.get("quantization_config")
+    if how:  # the libraries would unpack them for inference
+        if isinstance(how, dict):
+            how = how.get("quant_method", how)
         raise ModelError(
             f"{folder / 'config.json'}: quantization_config says that the weights were quantised "
             f"({how}), which cannot be trained; take the model's files of 16 or 32 bits"

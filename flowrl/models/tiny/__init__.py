@@ -172,7 +172,9 @@ def _over(before: Any, value: Any) -> Any:
     named = not isinstance(value, Mapping) or "is" in value or not value
     if named or before is None:
         return value
-    return ({"is": before} if isinstance(before, str) else before) | value
+    if isinstance(before, str):
+        before = {"is": before}
+    return before | value
 
 
 def _made(spec: Any, kind: Any, part: str) -> Any:
@@ -195,7 +197,9 @@ def _settled(spec: Any) -> Settings:
         if other in shared:
             before = _settled(shared[other])
             mine = {name: value for name, value in found.items() if name != "like"}
-            found = before | (mine if key == "like" else mine | {"is": before["is"]})
+            if key == "is":
+                mine["is"] = before["is"]
+            found = before | mine
     return found
 
 

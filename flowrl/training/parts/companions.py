@@ -56,8 +56,9 @@ class Companions(Part):
         config, method = task.config, task.method
         for name in COMPANIONS:
             if (name in method.snapshots) != (name in method.companions):
-                looks = "looks at" if name in method.snapshots else "does not look at"
-                mend = "add the section" if name in method.snapshots else "leave the section out"
+                looks, mend = "does not look at", "leave the section out"
+                if name in method.snapshots:
+                    looks, mend = "looks at", "add the section"
                 raise ConfigError(
                     f"{name}: loss {config.loss.fn} {looks} a model {name!r} that is trained "
                     f"along; {mend}"
@@ -92,7 +93,9 @@ class Companions(Part):
         for name in copies_of(self.roles):
             run.weights.snapshot(name)
         for name, role in self.roles.items():
-            for copy in copies_of({name: role}) if role.begin else []:
+            if not role.begin:
+                continue
+            for copy in copies_of({name: role}):
                 with run.weights.training(copy):
                     start_from(role.begin, run.params, f"{name}.begin", run.model)
 
@@ -148,10 +151,11 @@ class Companions(Part):
 
     def provide(self, run: Run, rows: CallRows, data: LossInput) -> LossInput:
         """Evaluate the batch under the companions that loss or penalty look at."""
-        names = [name for name in run.method.snapshots if name in COMPANIONS]
-        return data._replace(
-            under={**data.under, **{name: evaluated(run, rows, name) for name in names}}
-        )
+        under = dict(data.under)
+        for name in run.method.snapshots:
+            if name in COMPANIONS:
+                under[name] = evaluated(run, rows, name)
+        return data._replace(under=under)
 
     # ------------------------------------------------------------------------------- checkpoints
 
@@ -196,7 +200,8 @@ class Companions(Part):
         role = self.roles[phase.name]
         nodes = role.rows(forest.whole, trained_nodes(forest.whole, trains), rng)
         key = states_of(forest.whole, nodes, trains)
-        key = key if table.segment is None else table.segment[nodes]
+        if table.segment is not None:
+            key = table.segment[nodes]
         dealt = deal(forest.whole, nodes, unit=key, updates=1, order="random", generator=rng)
         part = Minibatch(*(torch.cat(rows) for rows in zip(*dealt, strict=True)))
         mine = forest.own_part(part, phase.rollout)
@@ -233,7 +238,8 @@ class Companions(Part):
         if phase.table.segment is not None and phase.siblings is not None:
             segment, count = phase.table.segment[batch.node], phase.siblings[batch.node]
             scored = phase.table.facts.get("scored")
-            scored = None if scored is None else scored[batch.node]
+            if scored is not None:
+                scored = scored[batch.node]
             data = data._replace(segment=segment, siblings=count, scored=scored)
         loss, metrics = role.loss(data)
         (loss.sum() / total).backward()  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Copies(Part):
 
     def sampling(self, run: Run) -> AbstractContextManager[None]:
         """Sample with the copy `old` where the method has one that follows slowly."""
-        return run.weights.using("old") if "old" in run.method.copies else nullcontext()
+        return run.sampling_policy()
 
     def before_learning(self, run: Run, it: Iteration) -> None:
         """Keep the weights that sampled, where a loss asks for a policy that is not a slow copy."""
@@ -124,8 +124,12 @@ def kept_copies(run: Task) -> list[str]:
     base = "ref" in method.snapshots or config.eval.tuned < 1
     for role in method.companions.values():
         base = base or "ref" in role.looks_at
-    names = ["ref"] if base else []
-    return [*names, *(["ema"] if config.train.ema else []), *method.copies]
+    names = []
+    if base:
+        names.append("ref")
+    if config.train.ema:
+        names.append("ema")
+    return [*names, *method.copies]
 
 
 def follow(run: Run, kl: float = 0.0) -> dict[str, float]:
@@ -171,11 +175,19 @@ def _steps(run: Run) -> int:
 def limits_of(config: Config) -> dict[str, float]:
     """Return the KL above which copies are refreshed, by their name."""
     found = {}
+    for name, options in _refreshes(config).items():
+        if options.get("above") is not None:
+            found[name] = float(options["above"])
+    return found
+
+
+def _refreshes(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the options of the copies that start anew from time to time, by their name."""
+    found = {}
     for name in FOLLOWING:
         call = getattr(config, name)
-        limit = None if call is None or call.fn != "reset" else call.kwargs.get("above")
-        if limit is not None:
-            found[name] = float(limit)
+        if call is not None and call.fn == "reset":
+            found[name] = call.kwargs
     return found
 
 
@@ -183,9 +195,8 @@ def _check_refreshes(config: Config) -> None:
     """Raise ConfigError for copies that would be refreshed inside an iteration, or by a KL that the
     run does not have."""
     updates = config.train.updates
-    for name in FOLLOWING:
-        call = getattr(config, name)
-        every = updates if call is None or call.fn != "reset" else call.kwargs.get("every", updates)
+    for name, options in _refreshes(config).items():
+        every = options.get("every", updates)
         if every % updates:
             raise ConfigError(
                 f"{name}.every={every}: a copy is refreshed after whole iterations, each of "

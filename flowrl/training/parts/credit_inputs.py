@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
@@ -69,7 +67,6 @@ def state_of(run: Run, rows: list[int]) -> Tensor:
     """Return what the likelihood says of the noise of training prompts `rows` -> [R, D] on the
     CPU."""
     describe = getattr(run.method.likelihood, "describe")  # noqa: B009 - not of every likelihood
-    policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
-    with policy, torch.no_grad():
+    with run.sampling_policy(), torch.no_grad():
         found: Tensor = describe(encode_rows(run.model, run.train_set, rows, run.size))
     return found.cpu()

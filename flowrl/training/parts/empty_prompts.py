@@ -6,7 +6,6 @@ import torch
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part
-from flowrl.core.seeds import generator
 from flowrl.core.types import Plan, Rollout
 from flowrl.evaluation.sources import encode_rows
 from flowrl.training.guidance import is_guided, no_prompt
@@ -41,14 +40,14 @@ class EmptyPrompts(Part):
 
     def sampled(self, run: Run, ro: Rollout, rows: list[int], attempt: int) -> Rollout:
         """Encode the prompts anew, some of them without their text."""
-        config, share = run.config, run.config.train.empty_prompts
+        share = run.config.train.empty_prompts
         places: list[int] = ro.group_ids.tolist()
-        mine, again = [rows[place] for place in places], (attempt,) if attempt else ()
-        texts = []
-        for place, row in zip(places, mine, strict=True):
-            drawn = generator(config.seed, "empty prompt", run.iteration, place, *again)
-            gone = torch.rand((), generator=drawn).item() < share
-            texts.append(no_prompt(run.model) if gone else run.train_set.texts[row])
+        mine = [rows[place] for place in places]
+        texts = run.train_set.texts_of(mine)
+        for k, place in enumerate(places):
+            drawn = run.stream("empty prompt", place, attempt)
+            if torch.rand((), generator=drawn).item() < share:
+                texts[k] = no_prompt(run.model)
         # all in one call, so that models which pad to the longest text pad all alike
         with run.phase("rollout"), run.parts.inside("encoding", run):
             return ro._replace(cond=encode_rows(run.model, run.train_set, mine, run.size, texts))

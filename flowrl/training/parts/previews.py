@@ -14,7 +14,6 @@ from flowrl.core.abilities import sees_latents
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part
 from flowrl.core.pixels import from_bytes
-from flowrl.core.seeds import generator
 from flowrl.core.types import Plan
 from flowrl.evaluation.reward_set import total_reward
 from flowrl.evaluation.sources import encode_rows
@@ -76,7 +75,6 @@ class Previews(Part):
         Noises are those that the rollout would have drawn with so large a group, at its `attempt`.
         """
         c, size = run.config, run.size
-        again = (attempt,) if attempt else ()
         made = rollout(
             run.model,
             encode_rows(run.model, run.train_set, rows, size),
@@ -85,7 +83,7 @@ class Previews(Part):
             sigmas=run.model.sigmas(c.scout.steps, *size),
             shape=run.model.latent_shape(*size),
             group_size=c.scout.images,
-            generators=[generator(c.seed, "rollout", run.iteration, p, *again) for p in places],
+            generators=[run.stream("rollout", place, attempt) for place in places],
             micro_batch=c.train.rollout_batch,
         )
         # what the rewards say of the previews, as bytes like any image
@@ -101,10 +99,9 @@ class Previews(Part):
         noise = made.x[made.tree.parent < 0].reshape(len(rows), c.scout.images, *made.x.shape[1:])
         kept = []
         for k, (at, scores) in enumerate(zip(places, total, strict=True)):
-            rng = generator(c.seed, "scout", run.iteration, at, *again)
-            kept.append(
-                noise[k, chosen(scores, run.cost.roots, c.scout.keep, rng).to(noise.device)]
-            )
+            rng = run.stream("scout", at, attempt)
+            mine = chosen(scores, run.cost.roots, c.scout.keep, rng)
+            kept.append(noise[k, mine.to(noise.device)])
         return torch.cat(kept) / noise_std(made.sigmas[:1].tolist())
 
 

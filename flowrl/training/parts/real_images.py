@@ -42,7 +42,9 @@ LEVELS = (math.log(4), 1.2)  # mean and std of the logit of noise levels that ar
 def fresh_of(config: Config) -> str:
     """Return what is drawn anew for each noised image, by the function that asks for them: none,
     noise, or all."""
-    call = config.kl if config.kl and "data" in needs_of(config.kl.function) else config.loss
+    call = config.loss
+    if config.kl and "data" in needs_of(config.kl.function):
+        call = config.kl
     return str(call.kwargs.get("fresh", "none"))
 
 
@@ -77,7 +79,8 @@ class RealImages(Part):
             )
         # its value is an error, which has a floor that is no distance
         wants = [f"{name}.above" for name in limits_of(config)]
-        wants += ["monitors.adaptive_kl"] if config.monitors.adaptive_kl else []
+        if config.monitors.adaptive_kl:
+            wants.append("monitors.adaptive_kl")
         if config.kl is not None and "data" in needs_of(config.kl.function) and wants:
             raise ConfigError(
                 f"{wants[0]}: follows a distance to the base model, and kl {config.kl.fn} is an "
@@ -180,12 +183,13 @@ class RealImages(Part):
         else:
             eps, levels = _drawn(run, rollout, host, tuple(x0.shape[1:]))
             eps = eps.to(x0, non_blocking=True)
-            sigma = levels.to(sigma, non_blocking=True) if fresh == "all" else sigma
+            if fresh == "all":
+                sigma = levels.to(sigma, non_blocking=True)
         x, target = interpolate(x0, eps, sigma), eps - x0
         # one network row for each state
         first = state = torch.arange(len(x), device=x.device)
         if run.method.likelihood.trains == "draws":
-            first, state = state_rows(batch.parent) if batch.rows is None else batch.rows
+            first, state = batch.rows or state_rows(batch.parent)
         cond = {name: value[first] for name, value in batch.cond.items()}
         # data shows what follows the prompt, not what guidance makes of it
         plain = teacher_guidance(run.model, 1.0) if is_guided(run.config) else nullcontext()
@@ -202,7 +206,8 @@ def _drawn(
     tree, likelihood = rollout.tree, run.method.likelihood
     if likelihood.trains == "draws":
         state = on_host(tree.parent)[nodes]
-        state = state if rollout.twin is None else on_host(rollout.twin)[state]
+        if rollout.twin is not None:
+            state = on_host(rollout.twin)[state]
         nodes, row = torch.unique(state, return_inverse=True)
         each = 1
     else:  # several rows of one image, one after the other

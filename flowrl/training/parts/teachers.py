@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ class Teachers(Part):
         self.by: str = config.loss.kwargs.get("by", "tag")
         # whose guidance doubles the calls
         self.cost: dict[TeacherRun, int] = {}
-        for runs in self.runs.values():
-            self.cost |= {one: calls_of_teacher(config, one) for one in runs}
-        paths = dict.fromkeys(one.run for one in self.cost)
-        self.paths = {path: f"{PREFIX}{k}" for k, path in enumerate(paths)}
+        self.paths: dict[str, str] = {}
+        for one in chain.from_iterable(self.runs.values()):
+            self.cost[one] = calls_of_teacher(config, one)
+            self.paths.setdefault(one.run, f"{PREFIX}{len(self.paths)}")
         for value, runs in self.runs.items():
             for one in runs:
                 _found(value, one.run)
@@ -57,8 +58,9 @@ class Teachers(Part):
 
     def work(self, task: Task, plan: Plan, cost: IterationCost) -> IterationCost:
         """Say whether a teacher is guided where the model is not."""
-        guided = guides_teachers(task.config)
-        return replace(cost, twice=cost.twice | {"teachers"}) if guided else cost
+        if not guides_teachers(task.config):
+            return cost
+        return replace(cost, twice=cost.twice | {"teachers"})
 
     def row_calls(self, task: Task) -> int:
         """Count the calls of the domain that has most of them."""
@@ -79,7 +81,7 @@ class Teachers(Part):
             folder = _found("", path)
             files, state = checkpoint.open_checkpoint(folder, like=like)
             check_meaning(state, identity_of(run.model), folder)
-            run.weights.add(name, files["ema" if "ema" in files else "current"])
+            run.weights.add(name, files[files.averaged])
 
     def encoding(self, run: Run) -> AbstractContextManager[None]:
         """Encode the negative prompt, too, where a teacher is guided and the model is not."""
@@ -94,27 +96,35 @@ class Teachers(Part):
         batch, prompts = rows.batch, rows.local.rows
         group = rows.local.rollout.tree.group[batch.node]
         mine = [self.runs[str(self._of[prompts[g]])] for g in group.tolist()]
-        layers, asked = [], rows.asked
-        everyone = {one: self._ask(run, one, batch) for one in self.cost} if run.sharded else {}
-        asked += [(batch.parent, self.cost[one]) for one in everyone]
+        layers, everyone = [], dict[TeacherRun, Eval]()
+        if run.sharded:
+            for one, calls in self.cost.items():
+                everyone[one] = self._ask(run, one, batch)
+                rows.asked.append((batch.parent, calls))
         # in layer k every row has the k-th teacher of its domain, or none
-        for k in range(max(map(len, mine))):
-            theirs = [runs[k] if k < len(runs) else None for runs in mine]
+        for theirs in zip_longest(*mine):
             whole: Eval | None = None
-            for one in dict.fromkeys(one for one in theirs if one is not None):
+            for one in dict.fromkeys(filter(None, theirs)):
                 rows_of_one = [other == one for other in theirs]
                 here = torch.tensor(rows_of_one, device=group.device)
                 found = everyone.get(one)
                 if found is None:
-                    some = batch if all(rows_of_one) else _taken(batch, here)
-                    asked.append((some.parent, self.cost[one]))
-                    found = self._ask(run, one, some)
-                    found = found if some is batch else _spread(found, here)
+                    found = self._of_rows(run, rows, one, here, everywhere=all(rows_of_one))
                 whole = found if whole is None else _chosen(here, found, whole)
             assert whole is not None  # a batch has rows
             weight = [0.0 if one is None else one.weight for one in theirs]
             layers.append((whole, torch.tensor(weight, device=group.device).double()))
         return data._replace(teachers=tuple(layers))
+
+    def _of_rows(
+        self, run: Run, rows: CallRows, one: TeacherRun, here: Tensor, *, everywhere: bool
+    ) -> Eval:
+        """Evaluate rows `here` [B] bool under a teacher, or all of them; of the others it says
+        0."""
+        some = rows.batch if everywhere else _taken(rows.batch, here)
+        rows.asked.append((some.parent, self.cost[one]))
+        found = self._ask(run, one, some)
+        return found if everywhere else _spread(found, here)
 
     def _ask(self, run: Run, one: TeacherRun, batch: Batch) -> Eval:
         """Evaluate a batch under a teacher, at its own guidance."""
@@ -137,8 +147,10 @@ def guides_teachers(config: Config) -> float:
     but one branch; 0: there is none."""
     if is_guided(config):
         return 0.0
-    runs = [one for several in teachers_of(config).values() for one in several]
-    return next((one.guidance or 0.0 for one in runs if _is_guided_at(config, one)), 0.0)
+    for one in chain.from_iterable(teachers_of(config).values()):
+        if _is_guided_at(config, one):
+            return one.guidance or 0.0
+    return 0.0
 
 
 def teacher_calls(config: Config) -> int:
@@ -224,7 +236,7 @@ def _found(name: str, path: str) -> Path:
     if (folder / checkpoint.MANIFEST).is_file():
         return folder
     try:
-        newest = checkpoint.latest(folder) if folder.is_dir() else None
+        newest = checkpoint.latest(folder)
     except CheckpointError:
         newest = None
     if newest is None:

@@ -210,8 +210,7 @@ def credit(
             earned = [max(0.0, value) for value in earned]
         credits += earned
         groups.append(mine if right else None)
-    exact = all(group is not None for group in groups)
-    return Credit(sum(credits) / len(credits) if credits else 0.0, exact)
+    return Credit(sum(credits) / len(credits) if credits else 0.0, exact=None not in groups)
 
 
 def _earned(
@@ -237,7 +236,10 @@ def _earned(
     if "position" in entry:
         if position_problem(entry, mine, groups):
             lost = groups[entry["position"][1]] is None
-            return earned + ([0.0, 1.0] if wrong_place_pays and not lost else [0.0]), False
+            earned.append(0.0)
+            if wrong_place_pays and not lost:
+                earned.append(1.0)
+            return earned, False
         earned.append(1.0)
     return earned, True
 

@@ -10,6 +10,7 @@ such as corners on a circle, paint on a shape or specks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,14 +57,13 @@ def draw_edits(rng: np.random.Generator, kinds: np.ndarray) -> Edits:
         parts += [(int(todo[row]), *rest) for row, *rest in found]  # type: ignore[misc]
         done = {int(todo[row]) for row, *_ in found}
         todo = np.array([row for row in todo if int(row) not in done], np.int64)
-    parts.sort(key=lambda part: part[0])
-    before = _stacked([part[1] for part in parts])
-    after = _stacked([part[2] for part in parts])
-    return Edits(before, after, [part[3] for part in parts])
+    parts.sort(key=itemgetter(0))
+    _, before, after, records = zip(*parts, strict=True)
+    return Edits(_stacked(before), _stacked(after), [*records])
 
 
-def _stacked(scenes: list[Scenes]) -> Scenes:
-    return Scenes(*(np.concatenate(field) for field in zip(*scenes, strict=True)))
+def _stacked(scenes: Sequence[Scenes]) -> Scenes:
+    return Scenes(*map(np.concatenate, zip(*scenes, strict=True)))
 
 
 def _draw(rng: np.random.Generator, kinds: np.ndarray) -> list[tuple[int, Scenes, Scenes, Record]]:
@@ -139,7 +139,9 @@ def prompt_of(edit: Record) -> str:
         return f"make the {thing} {edit['to']}"
     if edit["kind"] == "move":
         return f"move the {thing} {edit['to']}"
-    return f"add a {thing}" if edit["kind"] == "add" else f"remove the {thing}"
+    if edit["kind"] == "add":
+        return f"add a {thing}"
+    return f"remove the {thing}"
 
 
 def edit_words() -> list[str]:
@@ -191,23 +193,25 @@ def _judge(
     things = _things(before, row)
     shape, color = CLASSES.index(edit["class"]), _COLORS.index(edit["color"])
     mine = [thing for thing in things if (thing.shape, thing.color) == (shape, color)]
-    wanted = 0 if edit["kind"] == "add" else 1
+    wanted = int(edit["kind"] != "add")
     if len(mine) != wanted:
         raise DataError(
             f"rewards.shapes_edit: {edit!r} needs a source with {wanted} of the object, which is "
             f"read {len(mine)} times in it"
         )
     others = [thing for thing in things if thing not in mine]
-    expected = len(others) + (0 if edit["kind"] == "remove" else 1)
+    expected = len(others) + int(edit["kind"] != "remove")
     # what has to stay
     kept = []
     for other in others:
         near = _nearness(after, row, other)
         kept.append(_found(after, row, other.shape, other.color, near))
     extra = max(0, int(after.number[row]) - expected)
-    rest = float(np.mean(kept)) * float(np.exp(-extra / 2)) if kept else float(np.exp(-extra / 2))
+    rest = float(np.exp(-extra / 2))
+    if kept:
+        rest *= float(np.mean(kept))
     # what has to change
-    thing, asked = mine[0] if mine else None, (shape, color)
+    thing, asked = next(iter(mine), None), (shape, color)
     done = _done(after, row, edit, thing, asked)
     # what a copy has of it, as purple has of blue, is nothing
     copy = _done(before, row, edit, thing, asked)

@@ -7,7 +7,7 @@ record leaves little room.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,8 +162,8 @@ def nearest_right(images: Tensor, records: list[dict[str, Any]]) -> Tensor:
         looked = detect(torch.from_numpy(drawn[doubted]), find_flaws=True)
         right = judge_detections(looked, [records[i] for i in doubted]).strict.tolist()
         for i, fine in zip(doubted, right, strict=True):
-            plan = plans[i] if fine else laid_out(plans[i], records[i])
-            drawn[i] = _drawn(plan, greys[i])
+            if not fine:
+                drawn[i] = _drawn(laid_out(plans[i], records[i]), greys[i])
     return torch.from_numpy(drawn)
 
 
@@ -174,16 +174,14 @@ def _corrected(
     number = int(found.number[i])
     price = _prices(wanted, found, i, number)
     # the cheapest way that keeps the relations, else the cheapest
-    ways = _ways(price)
-    best, kept = None, False
-    for way in ways:
+    best = None
+    for way in _ways(price):
         objects = _placed(wanted, way, found, i)
         if related(wanted, objects, record):
-            best, kept = objects, True
-            break
+            return objects
         best = best or objects
     assert best is not None
-    return best if kept else _moved(wanted, best, record)
+    return _moved(wanted, best, record)
 
 
 def _prices(wanted: list[Wanted], found: Detections, i: int, number: int) -> np.ndarray:
@@ -246,14 +244,19 @@ def _kept(one: Wanted, found: Detections, i: int, j: int) -> Planned:
     """Leave object j of image i in its place, as the wanted kind."""
     left, top, right, bottom = found.box[i, j].tolist()
     kind = int(found.shape[i, j])
-    reach = _REACH[kind] if kind >= 0 else 1.0
+    reach, color = 1.0, one.color
+    if kind >= 0:
+        reach = _REACH[kind]
+    if color < 0:
+        color = int(found.tint[i, j].argmax())
     radius = float(np.clip((right - left) / 2 / reach, _SMALL, _LARGE))
-    color = one.color if one.color >= 0 else int(found.tint[i, j].argmax())
-    # a triangle's box is lower than its middle
-    y = bottom - 0.85 * radius if kind == 2 else (top + bottom) / 2
+    x, y = (left + right) / 2, (top + bottom) / 2
+    if kind == 2:  # a triangle's box is lower than its middle
+        y = bottom - 0.85 * radius
     low, high = radius + _EDGE, SIZE - radius - _EDGE
-    x, y = (float(np.clip(value, low, high)) for value in ((left + right) / 2, y))
-    return Planned(one.kind, color, x, y, radius)
+    return Planned(
+        one.kind, color, float(np.clip(x, low, high)), float(np.clip(y, low, high)), radius
+    )
 
 
 def _free(others: list[Planned]) -> tuple[float, float]:
@@ -261,7 +264,7 @@ def _free(others: list[Planned]) -> tuple[float, float]:
     if not others:
         return SIZE / 2, SIZE / 2
     grid = np.arange(11.0, SIZE - 10, 3.0)
-    x, y = (axis.ravel() for axis in np.meshgrid(grid, grid))
+    x, y = map(np.ravel, np.meshgrid(grid, grid))
     room = [np.hypot(x - one.x, y - one.y) - one.radius for one in others]
     best = int(np.min(room, axis=0).argmax())
     return float(x[best]), float(y[best])
@@ -290,7 +293,7 @@ def _to_relation(
     """Return object w in the nearest place that is free and has the relation; None = nowhere."""
     one = objects[w]
     grid = np.arange(one.radius + _EDGE, SIZE - one.radius - _EDGE + 1e-6, 2.0)
-    places = [(float(x), float(y)) for x in grid for y in grid]
+    places = [*product(grid.tolist(), repeat=2)]
     places.sort(key=lambda at: (at[0] - one.x) ** 2 + (at[1] - one.y) ** 2)
     others = [other for k, other in enumerate(objects) if k != w]
     for x, y in places:
@@ -303,8 +306,10 @@ def _to_relation(
 
 
 def _apart(one: Planned, others: list[Planned]) -> bool:
-    gaps = [np.hypot(one.x - o.x, one.y - o.y) - one.radius - o.radius for o in others]
-    return all(gap >= _GAP for gap in gaps)
+    for other in others:
+        if np.hypot(one.x - other.x, one.y - other.y) - one.radius - other.radius < _GAP:
+            return False
+    return True
 
 
 def _drawn(objects: list[Planned], grey: float) -> np.ndarray:

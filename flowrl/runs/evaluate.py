@@ -16,8 +16,14 @@ from torch import Tensor
 from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_if_there
-from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
+from flowrl.core.prompts import (
+    PromptSet,
+    check_records,
+    load_prompts,
+    prompts_if_there,
+    task_of,
+)
+from flowrl.core.types import FlowModel, Reward, RewardBatch, Source, sources_at
 from flowrl.evaluation.contents import own_judge
 from flowrl.evaluation.held_out import (
     best_rows,
@@ -128,9 +134,10 @@ def sample_all(
     options = {**sampling(c, base), "images": images * n, "seed": seed, "broken": broken}
     kept = []
     # whole prompts at a time, so that no more than a batch is held
-    for index, pixels in sampled_images(model, texts, **options, sources=partial(_at, sources)):
+    options["sources"] = partial(sources_at, sources)
+    for index, pixels in sampled_images(model, texts, **options):
         if by is not None:
-            records, given = [by.records[i] for i in index], _at(sources, index)
+            records, given = [by.records[i] for i in index], sources_at(sources, index)
             scored = score_all({by.name: by.reward}, pixels, records, group=index, sources=given)
             chosen = best_rows(scored[by.name], images, n)
             lost = scored[by.name][chosen].isnan().nonzero()
@@ -162,12 +169,6 @@ def _starts_from(files: Sequence[str]) -> dict[str, Any]:
     if not files:
         return {}
     return {"source": [*files]}
-
-
-def _at(sources: Sequence[Source], places: list[int]) -> list[Source]:
-    if not sources:
-        return []
-    return [sources[place] for place in places]
 
 
 def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
@@ -244,7 +245,7 @@ def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:
     """Pick `count` prompts, the tasks in turn, evenly spread over each task's list."""
     by_task: dict[str, list[int]] = {}
     for i, record in enumerate(records):
-        by_task.setdefault(str(record.get("tag", "all")), []).append(i)
+        by_task.setdefault(task_of(record), []).append(i)
     # in turn: the first of every task, the second of every task that has one ...
     turns = []
     for turn in range(count):

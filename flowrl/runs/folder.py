@@ -27,6 +27,7 @@ from flowrl.core.files import (
     read_text,
     refuse_pipe,
     shaped,
+    shortened,
     write_text,
 )
 
@@ -443,10 +444,7 @@ def _whole(value: Any, most: float = math.inf) -> bool:
 
 
 def _short(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").strip()
-    if len(text) > 60:
-        text = text[:57] + "..."
-    return repr(text)
+    return repr(shortened(line.decode("utf-8", "replace").strip()))
 
 
 LOCK = ".lock"

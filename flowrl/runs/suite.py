@@ -17,7 +17,14 @@ from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import finite_or_none, without, write_json, write_text
 from flowrl.core.identity import Facts, differences, facts_of_tensors, without_times
 from flowrl.core.processes import World
-from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
+from flowrl.core.prompts import (
+    PromptSet,
+    check_records,
+    load_prompts,
+    overlap,
+    prompts_hash,
+    task_of,
+)
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.contents import drawing_content, prompt_files, reward_contents
@@ -401,7 +408,7 @@ def add_tables(
 
 
 def _tags(prompts: PromptSet) -> list[str]:
-    return [str(record.get("tag", "all")) for record in prompts.records]
+    return list(map(task_of, prompts.records))
 
 
 def leaks_of(config: Config, prompts: PromptSet) -> list[str]:

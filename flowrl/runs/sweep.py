@@ -16,7 +16,7 @@ import torch
 from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
 from flowrl.core.files import only, without, write_json, write_text
-from flowrl.core.prompts import load_prompts
+from flowrl.core.prompts import load_prompts, task_of
 from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
@@ -145,7 +145,7 @@ def _run_points(
         # scores by prompt, for the paired differences
         headline = config.headline
         listed = load_prompts(prompts)
-        tags = [str(record.get("tag", "all")) for record in listed.records]
+        tags = list(map(task_of, listed.records))
         scores[point] = scores_of(config, listed, where)[headline]
         rows.append(_row(point, where, report, asked))
     return rows, scores, tags, headline

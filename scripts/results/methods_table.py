@@ -245,9 +245,8 @@ def base_table(some: Iterable[Result]) -> str:
 
 
 def line(row: Mapping[str, Any], result: Result) -> str:
-    """Say on a method's page what a config gains."""
-    facts = [span(row), f"{row['seeds']} seeds", f"{NFE:,} NFE"]
-    text = f"`{row['config']}`: {points(row['gain'])} points ({', '.join(facts)}) on equal terms"
+    """Say on a method's page what a config gains; seeds and NFE are those of all."""
+    text = f"`{row['config']}`: {points(row['gain'])} points ({span(row)}) on equal terms"
     guided = [one for one in untrained(result) if one["title"] == GUIDED]
     if guided:
         text += f"; {points(row['right'] - guided[0]['right'])} against guidance"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from figures import between, points
+from figures import between, percent, points, wrapped
 from methods import add_to
 from methods_table import gains
 from scipy import stats
@@ -154,7 +154,7 @@ def train(only: Sequence[str], minutes: float) -> None:
         for seed in SEEDS:
             if time.monotonic() > end:
                 return
-            if str(seed) not in _read().get("judged", {}).get(name, {}):
+            if str(seed) not in read().get("judged", {}).get(name, {}):
                 print(f"== {name}, seed {seed}", flush=True)
                 _run(name, seed)
 
@@ -169,7 +169,8 @@ def _run(name: str, seed: int) -> None:
         _compared(name, seed)
 
 
-def _read() -> Result:
+def read() -> Result:
+    """Read the file; nothing where no row was trained yet."""
     return dict(json.loads(FILE.read_text(encoding="utf-8"))) if FILE.exists() else {}
 
 
@@ -181,7 +182,7 @@ def _compared(name: str, seed: int) -> None:
         subprocess.run([sys.executable, str(script), *made], check=True)
     config = config_of(name)
     add_to(FILE, [config], seeds=[seed], nfe=NFE, points=POINTS, runs=RUNS)
-    run = _curve_of(_read(), name, seed)
+    run = _curve_of(read(), name, seed)
     if run["at"]["nfe"] is None:
         _keep(name, seed, {"failed": run["failed"]})
         return
@@ -191,7 +192,7 @@ def _compared(name: str, seed: int) -> None:
 def _early(seed: int) -> None:
     """Judge the checkpoint of a run without a remedy that the checker puts first; the model from
     before training is one."""
-    found = _read()
+    found = read()
     run = _curve_of(found, NOTHING, seed)
     best = max(run["curve"], key=lambda row: float(row["score"]))
     if best["score"] <= found["base"]["score"]:
@@ -203,7 +204,7 @@ def _early(seed: int) -> None:
 
 def _rolled_back(seed: int) -> None:
     """Train as long as a run without a remedy, with the monitor that goes back."""
-    iterations = _curve_of(_read(), NOTHING, seed)["iterations"]
+    iterations = _curve_of(read(), NOTHING, seed)["iterations"]
     config = config_of(ROLLBACK).replace(
         seed=seed,
         train={"iterations": iterations},
@@ -239,7 +240,7 @@ def _judged(folder: Path, iteration: int) -> Result:
 
 def _base() -> Result:
     """Judge the model from before training on the test prompts, once."""
-    there = _read().get("judged", {}).get("base")
+    there = read().get("judged", {}).get("base")
     if there is None:
         config = load_config(config_of(NOTHING), list(TEST))
         there = _scores(Trainer(config).model, config)
@@ -260,7 +261,7 @@ def _keep(name: str, seed: int | None, row: Result) -> None:
     if seed is not None:
         _base()
         row = {key: row[key] for key in row if key != "tags"}
-    found = _read()
+    found = read()
     judged = found.setdefault("judged", {})
     if seed is None:
         judged[name] = row
@@ -272,12 +273,18 @@ def _keep(name: str, seed: int | None, row: Result) -> None:
 # ---------------------------------------------------------------------------------------- the table
 
 
+def complete(result: Mapping[str, Any]) -> list[str]:
+    """Return the rows of which every seed was judged."""
+    judged = result.get("judged", {})
+    return [name for name in ROWS if len(judged.get(name, ())) == len(SEEDS)]
+
+
 def rows(result: Mapping[str, Any]) -> list[Result]:
     """Work out every row from the outcomes: what the truth gained, with its error over seeds and
     prompts and Holm's p, and what the proxy gained, with Student's interval over seeds."""
     judged = result["judged"]
     entries = []
-    for name in [name for name in ROWS if name in judged]:
+    for name in complete(result):
         runs = []
         for seed, one in judged[name].items():
             runs.append({"seed": int(seed), "at": {"nfe": one if "outcomes" in one else None}})
@@ -315,9 +322,24 @@ def _span(value: float, half: float) -> tuple[str, str]:
 
 def page(text: str) -> str:
     """Fill the table of docs/hacking.md; nothing where nothing was judged yet."""
-    result = _read()
-    parts = [table(rows(result))] if result.get("judged") else []
+    result = read()
+    if not complete(result):
+        return between(text, "hacking: table", "hacking: end", [])
+    parts = [table(rows(result)), wrapped(unprotected(result))]
     return between(text, "hacking: table", "hacking: end", parts)
+
+
+def unprotected(result: Mapping[str, Any]) -> str:
+    """Say what happened without a remedy, seed by seed."""
+    judged = result["judged"]
+    base = judged["base"]["rewards"]
+    ended = [row["rewards"] for row in judged[NOTHING].values() if "rewards" in row]
+    rose = sum(row["head"] > base["head"] for row in ended)
+    ends = ", ".join(percent(row["strict"]) for row in ended)
+    return (
+        f"Without a remedy the share of right images went from {percent(base['strict'])} to {ends} "
+        f"in the seeds; the proxy rose in {rose} of {len(ended)}."
+    )
 
 
 def targets() -> list[tuple[Path, Any]]:

@@ -29,6 +29,7 @@ PARTS = (
     "claims",
     "methods_figures",
     "hacking",
+    "hacking_figure",
     "votes",
     "quickstart",
     "demonstrated",

@@ -73,7 +73,7 @@ def test_rows_differ_in_their_remedy_alone() -> None:
 
 def test_the_file_keeps_its_protocol() -> None:
     """What the file has was judged with its budget, and each run spent it."""
-    found = HACKING._read()
+    found = HACKING.read()
     if not found:
         pytest.skip("no row was trained yet")
     assert found["budgets"]["nfe"] == HACKING.NFE
@@ -84,3 +84,34 @@ def test_the_file_keeps_its_protocol() -> None:
             run = HACKING._curve_of(found, name, int(seed))
             assert run["failed"] or run["nfe"] >= HACKING.NFE
             assert run["failed"] or one["iteration"] == run["iterations"]
+
+
+def test_the_figure_shows_means_over_seeds() -> None:
+    """Two seeds at 1,000 evaluations: a proxy of 40 and 60 %, a truth of 50 and 30 %. The run that
+    goes back says where all begin, and is placed by its share of the budget."""
+    figure = script_module("results/hacking_figure")
+
+    def seen(head: float, strict: float, **where: float) -> dict[str, Any]:
+        return {**where, "rewards": {"head": head, "strict": strict}}
+
+    curves = [[seen(0.4, 0.5, nfe=1000.0)], [seen(0.6, 0.3, nfe=1000.0)], []]
+    runs = [{"seed": seed, "curve": curve} for seed, curve in enumerate(curves)]
+    begins = [seen(0.2, 0.8, iteration=0), seen(0.3, 0.7, iteration=2)]
+    back = {"iteration": 4, "curve": begins}
+    judged = {"nothing": dict.fromkeys("012"), "rollback": dict.fromkeys("012", back)}
+    judged["kl"] = dict.fromkeys("01")  # one seed is missing: no row yet
+    shown = figure.numbers(
+        {"configs": [{"name": "hacking-nothing", "seeds": runs}], "judged": judged}
+    )
+    assert shown["base"] == [[0.0, 20.0, 80.0]]
+    assert shown["rows"]["nothing"] == [pytest.approx([1000, 50, 40])]
+    assert shown["rows"]["rollback"] == [pytest.approx([HACKING.NFE / 2, 30, 70])]
+    assert [*shown["rows"]] == ["nothing", "rollback"]
+
+
+def test_what_happens_without_a_remedy_is_said() -> None:
+    """From half right to a quarter and none; the proxy rose in both runs that ended."""
+    assert HACKING.unprotected(made_up()) == (
+        "Without a remedy the share of right images went from 50.0 % to 25.0 %, 0.0 % in the "
+        "seeds; the proxy rose in 2 of 2."
+    )

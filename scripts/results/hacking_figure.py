@@ -79,7 +79,7 @@ def draw(shown: Numbers) -> Figure:
             width = 2.4 if name == NOTHING else 1.4
             dashes = "-" if row <= len(PALETTE) else "--"
             look = {"color": colors[name], "lw": width, "ls": dashes, "marker": "o", "ms": 3}
-            axes.plot(np.array(x) / 1000, y, label=ROWS[name].title, **look)
+            axes.plot(np.array(x) / 1000, y, label=ROWS[name].title.replace("`", ""), **look)
         axes.set_xlabel("thousand network evaluations")
         axes.set_ylabel(label)
         axes.set_xlim(left=0)

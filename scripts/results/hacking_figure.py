@@ -49,8 +49,10 @@ def _curve(result: Result, name: str, seed: str) -> list[list[float]]:
 
 def _rolled_back(result: Result) -> list[list[list[float]]]:
     """Return the curves of the runs that go back, with what stands before training."""
-    runs = result.get("judged", {}).get(ROLLBACK, {}).values()
-    return [[_point(one, float(one["iteration"])) for one in run["curve"]] for run in runs]
+    curves = []
+    for run in result.get("judged", {}).get(ROLLBACK, {}).values():
+        curves.append([_point(one, float(one["iteration"])) for one in run["curve"]])
+    return curves
 
 
 def _point(row: Result, nfe: float) -> list[float]:

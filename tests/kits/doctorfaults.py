@@ -47,7 +47,7 @@ class Fault(NamedTuple):
     patch: Patch | None = None
 
 
-COLLECT, ENGINE = "flowrl.training.rollout", "flowrl.algorithms.rollout.engine"
+STREAMS, ENGINE = "flowrl.training.run", "flowrl.algorithms.rollout.engine"
 WEIGHTS = "flowrl.training.weights"
 GUIDED = "flowrl.models.adapter:guided"
 NOISE, NETWORK, PARITY = ("noise",), ("network",), ("parity",)
@@ -99,10 +99,10 @@ FAULTS: dict[str, Fault] = {
         "std/draws", NOISE, patch=function(f"{ENGINE}:draw", stretched)
     ),
     "one seed for all": Fault(
-        "seeds/same", NOISE, patch=function(f"{COLLECT}:generator", lambda right: one_seed)
+        "seeds/same", NOISE, patch=function(f"{STREAMS}:generator", lambda right: one_seed)
     ),
     "seeds ignored": Fault(
-        "seeds/random", NOISE, patch=function(f"{COLLECT}:generator", lambda right: any_seed)
+        "seeds/random", NOISE, patch=function(f"{STREAMS}:generator", lambda right: any_seed)
     ),
     "dropout left on": Fault("ratio/random", (*NETWORK, "parity"), patch=dropout),
     "a kernel that depends on the batch": Fault(

@@ -123,22 +123,25 @@ def contrast(claim: Contrast, result: Result) -> Seen | None:
         return None
     failed = any(run["failed"] is not None for entry in pair for run in entry["seeds"])
     if claim.faster:
-        return _faster(slopes(pair[0]), slopes(pair[1]), failed)
+        return _faster(claim.configs, slopes(pair[0]), slopes(pair[1]), failed)
     value, error = model.difference(*(entry["name"] for entry in pair))
     half = float(error.half())
     ends = f"{points(value - half, '')} to {points(value + half, '')}"
     return Seen(f"{points(value)} points ({ends})", value, error.p(value), failed)
 
 
-def _faster(one: Sequence[float], other: Sequence[float], failed: bool) -> Seen | None:
+def _faster(
+    names: Sequence[str], one: Sequence[float], other: Sequence[float], failed: bool
+) -> Seen | None:
     """Compare slopes of seeds: Welch's test of their difference, and their ratio with Fieller's
     interval at the test's freedom, which holds 1 where the test finds nothing."""
     if min(len(one), len(other)) < 2:
         return None
     a, b = float(np.mean(one)), float(np.mean(other))
     value, p = a - b, float(stats.ttest_ind(one, other, equal_var=False).pvalue)
-    if a <= 0 or b <= 0:
-        return Seen("one of them did not rise", value, p, failed)
+    still = [f"`{name}`" for name, slope in zip(names, (a, b), strict=True) if slope <= 0]
+    if still:
+        return Seen(f"{' and '.join(still)} did not rise", value, p, failed)
     low, high = fieller(one, other)
     ends = f"{fixed(low)} to {fixed(high)}" if math.isfinite(high) else "no upper end"
     return Seen(f"{fixed(a / b)} times as fast ({ends})", value, p, failed)
@@ -254,12 +257,18 @@ def why_spo(gains: Mapping[str, Mapping[str, Any]]) -> str:
     pair = [gains.get(f"shapes/{name}") for name in ("spo", "spo_finished")]
     if None in pair:
         return ""
-    own, finished = (points(row["gain"]) for row in pair if row)
+    own, finished = (_measured(row) for row in pair if row)
     return wrapped(
-        f"SPO as published, `shapes/spo`, which judges noisy images, came to {own} points; with "
-        f"the same loss `shapes/spo_finished`, which samples each candidate to its end and "
-        f"compares by the reward, came to {finished}. That its judge is the cause was not tested."
+        f"SPO as published, `shapes/spo`, which judges noisy images, came to {own}; with the same "
+        f"loss `shapes/spo_finished`, which samples each candidate to its end and compares by the "
+        f"reward, came to {finished}. That its judge is the cause was not tested."
     )
+
+
+def _measured(row: Mapping[str, Any]) -> str:
+    """Write a gain, and in which of the page's tables it stands."""
+    alone = row["config"] in {one["config"] for one in earlier()}
+    return f"{points(row['gain'])} points {'measured alone' if alone else 'on equal terms'}"
 
 
 def page(text: str) -> str:

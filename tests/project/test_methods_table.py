@@ -188,11 +188,13 @@ def test_how_much_faster_with_its_interval() -> None:
     claims = module("claims")
     one, other = [4.0, 5.0, 6.0], [2.0, 2.5, 3.0]
     low, high = claims.fieller(one, other)
-    assert low < 2 < high and (low > 1) == (claims._faster(one, other, False).p < 0.05)
+    names = ("shapes/a", "shapes/b")
+    assert low < 2 < high and (low > 1) == (claims._faster(names, one, other, False).p < 0.05)
     assert claims.fieller(other, one) == pytest.approx((1 / high, 1 / low))
     assert claims.fieller(one, [1.0, 5.0, 0.1])[1] == math.inf
-    assert claims._faster(one, [-1.0, 0.0, -2.0], False).text == "one of them did not rise"
-    assert claims._faster([1.0], other, False) is None
+    fallen = claims._faster(names, one, [-1.0, 0.0, -2.0], False)
+    assert fallen.text == "`shapes/b` did not rise"
+    assert claims._faster(names, [1.0], other, False) is None
 
 
 def test_costs_are_counted_and_not_written() -> None:

@@ -336,9 +336,10 @@ def unprotected(result: Mapping[str, Any]) -> str:
     ended = [row["rewards"] for row in judged[NOTHING].values() if "rewards" in row]
     rose = sum(row["head"] > base["head"] for row in ended)
     ends = ", ".join(percent(row["strict"]) for row in ended)
+    start = percent(base["strict"])
     return (
-        f"Without a remedy the share of right images went from {percent(base['strict'])} to {ends} "
-        f"in the seeds; the proxy rose in {rose} of {len(ended)}."
+        f"Without a remedy the share of right images went from {start} to {ends}, seed by seed; "
+        f"the proxy rose in {rose} of {len(ended)}."
     )
 
 

@@ -77,6 +77,7 @@ def test_the_file_keeps_its_protocol() -> None:
     if not found:
         pytest.skip("no row was trained yet")
     assert found["budgets"]["nfe"] == HACKING.NFE
+    assert f"{HACKING.NFE:,} network evaluations" in HACKING.PAGE.read_text(encoding="utf-8")
     for name, runs in found["judged"].items():
         if name in ("base", HACKING.EARLY, HACKING.ROLLBACK):
             continue
@@ -112,6 +113,6 @@ def test_the_figure_shows_means_over_seeds() -> None:
 def test_what_happens_without_a_remedy_is_said() -> None:
     """From half right to a quarter and none; the proxy rose in both runs that ended."""
     assert HACKING.unprotected(made_up()) == (
-        "Without a remedy the share of right images went from 50.0 % to 25.0 %, 0.0 % in the "
-        "seeds; the proxy rose in 2 of 2."
+        "Without a remedy the share of right images went from 50.0 % to 25.0 %, 0.0 %, "
+        "seed by seed; the proxy rose in 2 of 2."
     )

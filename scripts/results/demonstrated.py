@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import between, fixed, percent, points
-from methods_figures import base_numbers, draw_chart
-from methods_table import found
+from methods_figures import draw_chart
 from pictures import Numbers, Picture
 
 from flowrl.core.tables import markdown_table
@@ -101,15 +100,30 @@ def card(result: Result) -> str:
 
 
 def cost_numbers(result: Result) -> Numbers:
-    """Return right images in percent and what an image costs: [NFE, right, low, high]. What the
-    base model does at other costs is of the table of all methods, on the same prompts."""
-    trained = {}
+    """Return right images in percent and what an image costs: [NFE, right, low, high]. All are of
+    the same prompts and the same noise."""
+    trained, base, between = {}, {}, result["costs"]
     for key, name in (("rl", "no guidance"), ("rl_best_guidance", "its best guidance and steps")):
-        one = result[key]
-        bounds = [100 * end for end in one["interval"]]
-        cost = one["cost_per_image"]["network_calls"]
-        trained[f"awm, {name}"] = [cost, 100 * one["mean"], *bounds]
-    return {"base": base_numbers(found()[0]), "trained": trained}
+        trained[f"awm, {name}"] = _point(result[key])
+    for line, titles in LINES.items():
+        some = [result["base"], *(between[title] for title in titles)]
+        base[f"base model, {line}"] = [_point(one) for one in some]
+    base["base model, guidance"].append(_point(result["base_best_guidance"]))
+    base["base model, best of n"].append(_point(result["base_best_of_8"]))
+    return {"base": base, "trained": trained}
+
+
+LINES = {
+    "guidance": ("guidance 3.5", "guidance 3.5, 20 steps"),
+    "more steps": ("20 steps",),
+    "best of n": ("best of 2", "best of 4"),
+}
+"""The lines of the chart, and what `costs` of the file has of each."""
+
+
+def _point(one: Result) -> list[float]:
+    ends = [100 * end for end in one["interval"]]
+    return [one["cost_per_image"]["network_calls"], 100 * one["mean"], *ends]
 
 
 def pictures() -> list[Picture]:

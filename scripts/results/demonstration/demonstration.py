@@ -8,7 +8,8 @@ Then on the test prompts: the base, the base with its best guidance, the best of
 by the reward, the runs, and the runs with their best guidance. Each has a mean over tasks, an
 interval over training seeds and scenes (`flowrl/evaluation/crossed_errors.py`), both per task, its
 cost per image, word order and diversity: how much images of `--open-prompts` differ where these
-leave places and colours open, and which share of that runs keep. All start from the same noise.
+leave places and colours open, and which share of that runs keep. For the chart of costs the base
+is measured at settings between these, too. All start from the same noise.
 
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 demonstration.json, the figure and the chart. Processor seconds are those of this machine.
@@ -34,6 +35,14 @@ from flowrl.core.installation import environment
 from flowrl.runs.compare.summary import packed
 
 LISTS = "assets/shapes"
+COSTS: dict[str, dict[str, Any]] = {
+    "guidance 3.5": {"guidance": 3.5, "steps": 10},
+    "guidance 3.5, 20 steps": {"guidance": 3.5, "steps": 20},
+    "20 steps": {"guidance": 1.0, "steps": 20},
+    "best of 2": {"guidance": 1.0, "steps": 10, "best_of": 2},
+    "best of 4": {"guidance": 1.0, "steps": 10, "best_of": 4},
+}
+"""Settings of the base model that the chart shows, too; nothing is chosen by them."""
 
 
 def main() -> None:
@@ -131,11 +140,31 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     alike, result["diversity_kept"] = found["base"][0]["diversity"], {}
     for name, some in found.items():
         result["diversity_kept"][name] = kept([one["diversity"] for one in some], alike)
+    result["costs"] = at_other_costs(bench, args)
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     # what the runs reached on their way
     result["curves"] = curves(bench, [Path(run) for run in args.runs], args.base, best)
     return {**result, "environment": environment()}
+
+
+def at_other_costs(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure what the chart shows of the base model between its cheapest and best settings."""
+    found = {}
+    for name, options in COSTS.items():
+        setting = Setting(
+            target=str(args.base),
+            prompts=args.test,
+            per_task=args.per_task,
+            seed=args.seed,
+            reward=args.reward,
+            **options,
+        )
+        measured = bench.measure(f"base-{name.replace(', ', '-')}", setting)
+        whole = crossed_shares([measured])
+        found[name] = {"mean": whole["mean"], "interval": whole["interval"]}
+        found[name]["cost_per_image"] = {"network_calls": measured["network_calls"]}
+    return found
 
 
 def combinations(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

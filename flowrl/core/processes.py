@@ -118,12 +118,11 @@ class World:
             self._exchange(partial(_sum, bucket))
 
     def by_main(self, work: Callable[[], T]) -> T:
-        """Do work in the first process alone -> what it returned, in all of them. If it fails, all
-        raise as `together` says."""
-        mine: Callable[[], Any] = _nothing
-        if self.main:
-            mine = work
-        found: T = self.gather(self.together(mine))[0]
+        """Do work in the first process alone -> what it returned, in all of them, by one exchange.
+        If it fails, all raise as `together` says."""
+        if self.alone:
+            return work()
+        found: T = self._meet(work if self.main else None, tell=True)[1][0]
         return found
 
     def together(self, work: Callable[[], T]) -> T:
@@ -135,21 +134,28 @@ class World:
         """
         if self.alone:
             return work()
-        found: list[T] = []
+        found: T = self._meet(work, tell=False)[0]
+        return found
+
+    def _meet(self, work: Callable[[], Any] | None, *, tell: bool) -> tuple[Any, list[Any]]:
+        """Do work, if there is any, and meet the others -> what it returned, and what all told of
+        that."""
+        found: Any = None
         failed: BaseException | None = None
         try:
             # an error waits: who failed must meet the others in the gather below, too
-            found.append(work())
+            if work is not None:
+                found = work()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             failed = error
         # all tell each other how it went, as (is it a reward's, its message)
-        mine = None
+        wrong = None
         if failed is not None:
-            mine = isinstance(failed, RewardError), f"{failed}"
+            wrong = isinstance(failed, RewardError), f"{failed}"
         try:
-            answers = self._gather(mine)
+            answers = self._gather((wrong, found if tell else None))
         except ProcessLost:
             if failed is None:
                 raise
@@ -158,11 +164,11 @@ class World:
         if failed is not None:
             raise failed
         # it went well here, but not elsewhere: stop, too
-        for rank, answer in enumerate(answers):
-            if answer is not None:
-                kind: type[FlowRLError] = RewardError if answer[0] else RunError
-                raise kind(f"process {rank} of {len(answers)}: {answer[1]}")
-        return found[0]
+        for rank, (mistake, _) in enumerate(answers):
+            if mistake is not None:
+                kind: type[FlowRLError] = RewardError if mistake[0] else RunError
+                raise kind(f"process {rank} of {len(answers)}: {mistake[1]}")
+        return found, [told for _, told in answers]
 
     def _exchange(self, call: Callable[[], object]) -> None:
         """Talk to the other processes. Raises ProcessLost where one does not answer any more."""
@@ -183,10 +189,6 @@ ALONE = World()
 
 
 KILLERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
-
-
-def _nothing() -> None:
-    """Wait for what the first process does alone."""
 
 
 def launched() -> bool:

@@ -241,10 +241,8 @@ class Milestones:
         Interrupted where a stop was asked for.
         """
         trainer, run, here = self.trainer, self.run, self.trainer.world
-        c, now, rows = trainer.config, trainer.iteration, list[dict[str, Any]]()
-        if here.main:
-            rows = read_rows(run, EVALS)
-        rows = here.gather(rows)[0]
+        c, now = trainer.config, trainer.iteration
+        rows = here.by_main(partial(read_rows, run, EVALS))
         fresh = [row for row in rows if row["iteration"] <= now]
         self.checkpoints.best, self.watch.rows = best_iteration(fresh), fresh
         if _due(c.checkpoint.every, trainer, end=end):

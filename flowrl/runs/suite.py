@@ -81,9 +81,7 @@ def run_suite(
     other = None
     if against is not None:
         other = _other(against, setting)
-    if world.main:
-        folder.prepare(out, setting, prompts)
-    world.gather(0)  # the others wait until the folder is there
+    world.by_main(partial(folder.prepare, out, setting, prompts))
     # images, then scores; the first process says what is left, since the others write meanwhile
     count, images = len(prompts), _images_per_prompt(config)
     mine = _shared(world, folder.unfinished(out, count, images))

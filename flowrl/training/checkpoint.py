@@ -88,16 +88,13 @@ def save_shares(
     text, what = plain_json(state), f"the checkpoint {folder}"
     with ExitStack() as stack:
 
-        def begin() -> Path | None:
-            if not world.main:
-                return None
+        def begin() -> Path:
             exchange = replacing(folder, what=what, durable=True, overwrite_folder=True)
             draft = stack.enter_context(exchange)
             draft.mkdir(parents=True)
             return draft
 
-        draft = world.gather(world.together(begin))[0]
-        assert draft is not None
+        draft = world.by_main(begin)
         # each process its files, and what they are
         mine: list[Path] = []
         for name, tensors in shares.items():
@@ -106,8 +103,6 @@ def save_shares(
 
         def finish() -> None:
             """Seal the draft, and give it its name."""
-            if not world.main:
-                return
             for name in shares:
                 shutil.rmtree(draft / f"{name}.parts", ignore_errors=True)
             files: Entries = {}
@@ -118,7 +113,7 @@ def save_shares(
             _seal(draft, files, SHARES)
             stack.close()
 
-        world.together(finish)
+        world.by_main(finish)
 
 
 def _write(draft: Path, tensors_by_file: Mapping[str, Mapping[str, Tensor]], text: str) -> None:

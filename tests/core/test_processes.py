@@ -16,7 +16,7 @@ from processkit import FSDP, pair, run_nodes, run_pair
 from tiny import tiny_sd3, tiny_wan
 from toykit import toy
 
-from flowrl.core.errors import ConfigError, ModelError, ProcessLost
+from flowrl.core.errors import ConfigError, ModelError, ProcessLost, RunError
 from flowrl.core.processes import World, sharded
 from flowrl.models.sd3 import sd3
 from flowrl.models.wan import wan
@@ -271,8 +271,10 @@ def test_processes_that_compute_together_are_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_first_process_works_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two does nothing itself, and gets what the work of the first returned."""
-    told: list[list[object]] = [[None, None], ["kept", None]]  # nobody failed; what came of it
+    """The second of two does nothing itself, and gets what the work of the first returned, or its
+    failure, by one exchange."""
+    failed = (False, "the disk is full"), None
+    told: list[list[object]] = [[(None, "kept"), (None, None)], [failed, (None, None)]]
 
     def gathered(values: list[object], _: object) -> None:
         values[:] = told.pop(0)
@@ -282,6 +284,8 @@ def test_the_first_process_works_for_all(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("torch.distributed.all_gather_object", gathered)
     assert World(1, 2).by_main(work) == "kept"
+    with pytest.raises(RunError, match="process 0 of 2: the disk is full"):
+        World(1, 2).by_main(work)
     assert World().by_main(lambda: "alone") == "alone"
 
 

@@ -94,9 +94,8 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
             for line in power_before(sorted(names), len(what.seeds), result):
                 print(f"seeds: {line}", file=sys.stderr)
         # a file that is added to keeps the base that it was begun with
-        trainer, base = _check_plans(what, configs, quiet), dict[str, Any]()
-        if not result["base"] or (what.runs / "base").exists():
-            base = base_of(what.runs, configs[0], trainer)
+        judge = not result["base"] or (what.runs / "base").exists()
+        base = _base(what, configs, quiet, judge=judge)
         check_base(result, base, configs[0], what.out)
         result["base"] = result["base"] or base
         runs = _Runs(what, configs, result, stop, quiet)
@@ -253,9 +252,11 @@ def _check_search(what: Comparison, configs: Sequence[Config]) -> None:
         )
 
 
-def _check_plans(what: Comparison, configs: Sequence[Config], quiet: bool) -> Trainer:
-    """Check every config on the model before training, before hours are spent -> a trainer of the
-    first one."""
+def _base(
+    what: Comparison, configs: Sequence[Config], quiet: bool, *, judge: bool
+) -> dict[str, Any]:
+    """Check every config on the model before training, before hours are spent, and `judge` it,
+    once per runs folder. Its memory is free for the runs afterwards."""
     trainer = Trainer(configs[0])
     # on a copy of the weights: the others put what `train.start` names into the model
     trainer.weights.snapshot("checked")
@@ -265,7 +266,7 @@ def _check_plans(what: Comparison, configs: Sequence[Config], quiet: bool) -> Tr
             if not quiet:
                 about = math.ceil(what.budgets.nfe / calls)
                 print(f"{config.name}: the work is about {about} iterations", file=sys.stderr)
-    return trainer
+    return base_of(what.runs, configs[0], trainer) if judge else {}
 
 
 def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int:

@@ -146,7 +146,8 @@ def bind_all(key: str, raw: Any, source: Source, plugins: Sequence[str]) -> tupl
 
 def reserved(key: str) -> list[str]:
     """Return the keys of a call that are no arguments of its function, `fn` first."""
-    found, mix = ["fn"], axis_of(key).mix
+    found = ["fn"]
+    mix = axis_of(key).mix
     if mix:
         found.append(mix)
     if name_of(key) == "rewards":

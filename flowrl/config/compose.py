@@ -314,7 +314,7 @@ def _notes(
             continue
         if isinstance(value, yaml.SequenceNode):
             own.append(behind)
-        yield whole, next(filter(None, (*own, *around)), "")
+        yield whole, next((note for note in (*own, *around) if note), "")
 
 
 def _comment(line: str) -> str:

@@ -192,7 +192,9 @@ class Config:
 
     def __repr__(self) -> str:
         """Name what tells configs apart."""
-        model = f"{self.model.fn} {self.model.kwargs.get('path') or ''}".rstrip()
+        model, path = self.model.fn, self.model.kwargs.get("path")
+        if path:
+            model += f" {path}"
         return (
             f"Config({self.name!r}: model {model}, rewards {', '.join(self.rewards)}, "
             f"{self.train.iterations} iterations of {self.train.prompts} x {self.train.group} "
@@ -290,7 +292,6 @@ def build_config(
     Mistakes with those of all of them."""
     found = Collector()
     built: dict[str, Any] = {}
-    kept = vars(before) if before else {}
     for key, value in raw.items():
         if key not in ORDER:
             says = _unknown_section(key, raw)
@@ -298,12 +299,13 @@ def build_config(
         elif value is not None:  # null leaves a section out
             with found.catch():
                 if key == "rewards":
-                    old = kept.get(key, {})
-                    built[key] = _rewards(value, source, plugins, need_rewards, old)
+                    kept = before.rewards if before else {}
+                    built[key] = _rewards(value, source, plugins, need_rewards, kept)
                 elif key == "model":
-                    built[key] = model_call(value, source, plugins, kept.get(key))
+                    model = before.model if before else None
+                    built[key] = model_call(value, source, plugins, model)
                 elif key == "parts":
-                    built[key] = _parts(value, source, plugins, kept.get(key, {}))
+                    built[key] = _parts(value, source, plugins, before.parts if before else {})
                 else:
                     built[key] = _section(key, value, source, plugins)
     missing = [key for key in REQUIRED if raw.get(key) is None]

@@ -144,8 +144,8 @@ def _strict(hint: Any, *limits: Any) -> Any:
         return _strict(args[0], *args[1:], *limits)
     # YAML 1.1 reads 1e-4 as a text, so a number may come as the text of one
     if base in (int, float):
-        read = {int: _whole, float: _number}[base]
-        return Annotated[hint, Strict(), *limits, BeforeValidator(read)]
+        reader = BeforeValidator(_whole if base is int else _number)
+        return Annotated[hint, Strict(), *limits, reader]
     if base in (str, bool):
         return Annotated[hint, Strict(), *limits]
     if base is Literal:
@@ -285,7 +285,8 @@ def _words_of_list(schema: Schema) -> str:
 
 
 def _words_of_mapping(schema: Schema) -> str:
-    words, inner = "a mapping", schema.get("additionalProperties")
+    words = "a mapping"
+    inner = schema.get("additionalProperties")
     if isinstance(inner, dict) and inner:
         words += f" to {type_words(inner)}"
     if schema.get("properties"):

@@ -18,7 +18,6 @@ from flowrl.core.prompt_files import (
     csv_rows,
     first_row,
     hub_rows,
-    labelled,
     prompt_name,
     read_hub,
     read_items,
@@ -120,15 +119,13 @@ def read_unigenbench(path: str) -> Items:
                 f"{where}: column {sub}: expected JSON with {names}, got {row[sub][:80]!r} "
                 f"{error}".rstrip()
             ) from error
-        yield (
-            where,
-            {
-                "prompt": row[prompt].strip(),
-                "testpoints": raw[keys[0]],
-                "descriptions": raw[keys[1]],
-                "index": row.get("index", ""),
-            },
-        )
+        record = {
+            "prompt": row[prompt].strip(),
+            "testpoints": raw[keys[0]],
+            "descriptions": raw[keys[1]],
+            "index": row.get("index", ""),
+        }
+        yield where, record
 
 
 def _dimensions(names: Iterable[str]) -> str | None:
@@ -228,7 +225,7 @@ def _read(file: Path) -> Items:
     category = _category(file.stem, str(file))
     lists = _lists(file) if category == "complex" else {}
     for where, item in read_items(file):
-        record = labelled(item, {})
+        record = {"prompt": item} if isinstance(item, str) else item
         if not isinstance(record, dict):
             yield where, record  # the caller says what is wrong with it
             continue

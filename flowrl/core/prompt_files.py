@@ -27,9 +27,9 @@ COLUMNS = (
 """Names of what holds a prompt, the first that is there wins; in any case, with an s at the end,
 and with spaces or hyphens for the underscores."""
 WRAPPERS = (
-    *("data", "items", "rows", "records", "examples", "entries", "annotations"),
-    *("train", "test", "val", "validation"),
-)
+    "data", "items", "rows", "records", "examples", "entries", "annotations",
+    "train", "test", "val", "validation",
+)  # fmt: skip
 """Keys of a JSON object below which its records stand."""
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".avif", ".jxl")
 MEND = (
@@ -477,7 +477,7 @@ def csv_rows(text: str, file: str, delimiter: str) -> Iterator[Row]:
         # a cell may hold line breaks: a row is named by its first line
         for row in reader:
             where, start = f"{file}, line {start}", reader.line_num + 1
-            if any(_stripped(row)):
+            if any(cell.strip() for cell in row):
                 yield where, row
     except csv.Error as error:
         raise DataError(

@@ -125,7 +125,9 @@ def _geneval_test() -> list[Record]:
 def _geneval_train() -> list[Record]:
     """Return 5,440 records of five tasks, mixed; each of the 160 counting prompts stands there ten
     times, which keeps the tasks' shares."""
-    known = set[tuple[Any, ...]]().union(*map(_combined_in, _geneval_test()))
+    known: set[tuple[Any, ...]] = set()
+    for record in _geneval_test():
+        known |= _combined_in(record)
     out: list[Record] = []
     for tag, share in TRAIN_SHARES.items():
         records = _free(tag, known, share * TRAIN_UNIT)

@@ -39,7 +39,10 @@ def checkout() -> Path | None:
 
 def _shipped_folders() -> list[Path]:
     """Return the folders that hold ``configs/`` and ``assets/``, the preferred one first."""
-    return list(filter(None, (checkout(), PACKAGE / "_data")))
+    source = checkout()
+    if source is None:
+        return [PACKAGE / "_data"]
+    return [source, PACKAGE / "_data"]
 
 
 def resource(path: str | os.PathLike[str]) -> Path:
@@ -153,7 +156,9 @@ def import_rewards(module: str = "") -> ModuleType:
         package = ALIAS
         if ALIAS not in sys.modules:
             _load_by_place()
-    return importlib.import_module(f"{package}.{module}".removesuffix("."))
+    if module:
+        package += f".{module}"
+    return importlib.import_module(package)
 
 
 def name_is_ours() -> bool:

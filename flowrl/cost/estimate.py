@@ -111,7 +111,7 @@ def estimate(config: Config) -> Estimate:
     check_config(config)
     # lists as a run reads them
     train, test = prompts_if_there(config.prompts.train), prompts_if_there(config.prompts.test)
-    check_eval_count(config, len(test or ()) or 1)
+    check_eval_count(config, len(test) if test else 1)
     if train is not None:
         groups_of(train, config.train.balance)
     forecast = check_plan(config)
@@ -221,7 +221,8 @@ def evaluated_at_once(config: Config) -> int:
 
 def prompt_count(path: str) -> int:
     """Return how many prompts a list has; one that is not here is taken to have many."""
-    return len(prompts_if_there(path) or ()) or MOST_UNKNOWN
+    prompts = prompts_if_there(path)
+    return len(prompts) if prompts else MOST_UNKNOWN
 
 
 def judged(config: Config) -> Config:
@@ -247,7 +248,7 @@ _EXTRA = dict(zip(PHASES, (_sampling, _decode, _training, _update, _evaluation),
 def _call(made: MetaRun, size: int, *, twice: bool = False) -> Extra:
     """Trace a network call that samples; twice: with and without the prompt, by a network whose
     training has no guidance."""
-    peak = made.velocity(size * (1 + twice)).peak
+    peak = made.velocity(2 * size if twice else size).peak
     return peak, size, f"one network call with {_latents(made, size, twice=twice)}"
 
 

@@ -267,7 +267,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         # each with two moments, and some with a copy that follows
         (
             "models that are trained along",
-            sum(FLOAT * (3 + ("slow" in role.looks_at)) for role in along),
+            sum(FLOAT * (4 if "slow" in role.looks_at else 3) for role in along),
             bool(method.companions),
             PHASES,
         ),

@@ -275,7 +275,7 @@ def _vae_dtype(workload: Workload) -> torch.dtype:
 
 def _inputs(workload: Workload, states: int) -> dict[str, Any]:
     """Return what one network call with so many latents is given."""
-    rows = states * (1 + workload.guided)
+    rows = states * (2 if workload.guided else 1)
     sizes = Sizes(workload.latent, workload.text, workload.source)
     empty = Empty(rows, workload.tuning.dtype)
     return workload.facts.inputs(empty, sizes, workload.architecture.settings)

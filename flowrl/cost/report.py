@@ -266,8 +266,9 @@ def _prompts(config: Config) -> tuple[list[str], list[Absent]]:
     for key, listed in (("train", train), ("test", test)):
         path = getattr(config.prompts, key)
         if path and not listed:
-            absent.append(_absent(path, key))
-            lines.append(absent[-1].line)
+            found = _absent(path, key)
+            absent.append(found)
+            lines.append(found.line)
     return lines, absent
 
 

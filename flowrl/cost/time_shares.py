@@ -392,12 +392,9 @@ def time_lines(found: Estimate, *, gigabytes: float, width: int | None = None) -
 def _row(times: Times, name: str, cards: Sequence[Card]) -> list[str]:
     """Set what something takes; a dash where it takes nothing."""
     done = times.of(name)
-    row = ["-"] * (1 + len(cards))
-    if done.operations:
-        row[0] = flop(int(done.operations))
-    if any(done):
-        row[1:] = [time_text(times.seconds(card, name)) for card in cards]
-    return row
+    work = flop(int(done.operations)) if done.operations else "-"
+    spent = [time_text(times.seconds(card, name)) if any(done) else "-" for card in cards]
+    return [work, *spent]
 
 
 def _percent(share: float) -> str:

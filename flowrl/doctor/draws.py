@@ -239,9 +239,9 @@ def _table(examined: ExaminedRun, section: ReportSection, nodes: Tensor) -> None
 def _judge(examined: ExaminedRun, section: ReportSection, gap: Tensor, step: Tensor) -> None:
     """Compare training's own gap with the clip range."""
     # a tenth of the clip range: a smaller gap does not decide what is clipped
-    clips = map(examined.config.loss.kwargs.get, ("clip_low", "clip_high"))
+    clips = [examined.config.loss.kwargs.get(key) for key in ("clip_low", "clip_high")]
     known = [clip for clip in clips if isinstance(clip, float) and clip > 0]
-    limit = min(1e-2, max(1e-5, 0.1 * min(known, default=1.0)))
+    limit = min(1e-2, max(1e-5, 0.1 * min(known))) if known else 1e-2
     # exact, within rounding, or a fault
     worst = float(gap.max())
     verdict = "not 1"

@@ -48,7 +48,7 @@ class ExaminedRun:
     @property
     def texts(self) -> list[str]:
         """Return the prompts by group id."""
-        return [self.trainer.train_set.texts[row] for row in self.rows]
+        return self.trainer.train_set.texts_of(self.rows)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flowrl.core.tables import indented_table
+from flowrl.core.tables import text_table
 
 
 class Advice(NamedTuple):
@@ -297,7 +297,9 @@ def checkup_text(checkup: Checkup, width: int | None = None) -> str:
             lines.append(f"  not looked at: {section.skipped}")
         lines += [f"  {line}" for line in section.lines]
         if len(section.table) > 1:
-            lines += ["", *indented_table(section.table, 2, width=width)]
+            inner = None if width is None else width - 2
+            drawn = text_table(section.table, width=inner)
+            lines += ["", *(f"  {line}".rstrip() for line in drawn.splitlines())]
         lines.append("")
     # what to change
     findings = checkup.findings

@@ -204,9 +204,7 @@ def _calls(examined: ExaminedRun, nodes: Tensor) -> list[NetworkCall]:
 def _taken(examined: ExaminedRun) -> Gradient:
     grads = []
     for p in examined.trainer.params.values():
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        grads.append(p.grad)
+        grads.append(torch.zeros_like(p) if p.grad is None else p.grad)
         p.grad = None
     return grads
 

@@ -20,7 +20,7 @@ from flowrl.doctor.findings import ReportSection
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.reward_tests.checks import CheckResult
 from flowrl.evaluation.reward_tests.selftest import rendered, selftest
-from flowrl.evaluation.score_images import PromptedImage, listed
+from flowrl.evaluation.score_images import PromptedImage, prompts_of_images
 from flowrl.evaluation.suites.shapes.prompts import all_records
 
 COUNT = 8  # images of the self-test
@@ -91,7 +91,8 @@ def _tested(
         section.lines.append(f"{name}: not tested on damaged videos: the self-test has images only")
         return []
     try:
-        check_records(listed(images, [image.name for image in images]), {name: reward})
+        places = [image.name for image in images]
+        check_records(prompts_of_images(images, places), {name: reward})
         return selftest(name, reward, images, batch=len(images))
     except DataError as error:
         section.lines.append(f"{name}: not tested on these images: {error}")

@@ -111,7 +111,7 @@ class Error(NamedTuple):
         least = math.log(LEAST_P)
         if wider(0.0) >= 0:
             return 1.0
-        if wider(least) <= 0:
+        if not wider(least) > 0:
             return 0.0
         return math.exp(optimize.brentq(wider, least, 0.0))
 

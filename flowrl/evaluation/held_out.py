@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -247,8 +246,11 @@ def _whole_report(
     go unscored; None: no image may, and every image's score is in the report."""
     unscored = count_unscored(scores, prompts.texts_of(rows), broken, most)
     known = scores[headline].isfinite()
-    places = [*compress(rows, known.tolist())]
-    records = [prompts.records[place] for place in places]
+    places, records = list[int](), list[Record]()
+    for place, scored in zip(rows, known.tolist(), strict=True):
+        if scored:
+            places.append(place)
+            records.append(prompts.records[place])
     check_tasks(prompts.records, records, headline)
     # the headline's
     values = scores[headline][known]

@@ -79,9 +79,10 @@ def _files(paths: list[Path]) -> Iterator[tuple[Path, str]]:
         # a folder sorted, without what is hidden or shows other images again
         names = []
         for file in path.rglob("*"):
+            if file.suffix.lower() not in ENDINGS:
+                continue
             name = file.relative_to(path)
-            shown = file.suffix.lower() in ENDINGS and file.is_file() and not _hidden(name)
-            if shown and not _is_sheet(file):
+            if file.is_file() and not _hidden(name) and not _is_sheet(file):
                 names.append(name)
         if not names:
             raise DataError(

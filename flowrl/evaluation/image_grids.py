@@ -126,7 +126,8 @@ def save_png(image: Image.Image, path: str | os.PathLike[str]) -> None:
 def page_format(path: str | os.PathLike[str]) -> str:
     """Return PIL's name of the format that a file's name asks for, PNG without an ending. Raises
     ConfigError if PIL writes none of that ending."""
-    ending, found = Path(path).suffix.lower(), "PNG"
+    ending = Path(path).suffix.lower()
+    found = "PNG"
     if ending:
         found = Image.registered_extensions().get(ending, "")
     if found not in Image.SAVE:

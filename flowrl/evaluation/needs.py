@@ -39,8 +39,8 @@ class Unmet(NamedTuple):
             return f"{where}: {self.path} is not here: make it or put it there first"
         repository = _ON_HUB.fullmatch(self.path)
         assert repository is not None
-        wanted = " ".join(filter(None, repository.groups()))
-        return f"{where}: hf download {wanted}, or --set {where}=PATH"
+        file = f" {repository[2]}" if repository[2] else ""
+        return f"{where}: hf download {repository[1]}{file}, or --set {where}=PATH"
 
 
 def reads(call: Call) -> dict[str, str]:

@@ -127,7 +127,7 @@ def prompted_images(
     return out
 
 
-def listed(images: Sequence[PromptedImage], places: Sequence[str]) -> PromptSet:
+def prompts_of_images(images: Sequence[PromptedImage], places: Sequence[str]) -> PromptSet:
     """Return the records of images as a list of prompts, `places` [N] for messages."""
     records = [image.record for image in images]
     return PromptSet([record["prompt"] for record in records], records, "", "", [*places])

@@ -96,9 +96,10 @@ def encode_rows(
     the prompts."""
     if texts is None:
         texts = prompts.texts_of(rows)
-    if not hasattr(model, "encode_with_sources"):
-        return model.encode(texts)
-    return conditioning(model, texts, sources_of(prompts, rows, size))
+    starts: list[Source] = []
+    if hasattr(model, "encode_with_sources"):
+        starts = sources_of(prompts, rows, size)
+    return conditioning(model, texts, starts)
 
 
 def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> None:

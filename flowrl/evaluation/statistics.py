@@ -261,7 +261,7 @@ def mmhm(
                     f"mmhm: {name}, setting {place + 1} of {len(column)}: expected a finite "
                     f"number, got {value}; leave this measure out, or measure again what has none"
                 )
-    table = np.array([*map(list, values.values())], float)  # [measures, settings]
+    table = np.array([[*column] for column in values.values()], float)  # [measures, settings]
     for name, column in zip(values, table, strict=True):
         if name in lower:
             column *= -1

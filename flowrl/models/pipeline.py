@@ -160,13 +160,12 @@ def own_call(model: Any, height: int, width: int, *, sources: int = 0) -> Pipeli
     check_class(type(pipe), type(pipe).__name__, options)
     tuned = copy.copy(model._tuned)
     tuned.texts = KeyedTexts(tuned.encoders_at_work)
-    made: PipelineCall
+    kind: type[PipelineCall] = PipelineCall
+    if sources:
+        kind = EditingPipelineCall
     if getattr(model, "discrete_levels", False):
-        made = NoiseCall(tuned, options, fence)
-    elif sources:
-        made = EditingPipelineCall(tuned, options, fence)
-    else:
-        made = PipelineCall(tuned, options, fence)
+        kind = NoiseCall
+    made = kind(tuned, options, fence)
     made.networks = {name: getattr(pipe, name) for name in _networks_of(pipe)}
     return made
 

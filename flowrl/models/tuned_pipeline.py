@@ -136,20 +136,19 @@ def loaded_from(
         raise ModelError(f"expected a {kind.__name__}, got a {type(pipe).__name__}")
     for name, part in parts.items():
         there = getattr(pipe, name, None)
-        found = None
-        if there is not None:
+        if there is None:
+            found, fits = "None", part.optional
+        else:
             found = type(there).__name__
-        if found not in part.classes and not (found is None and part.optional):
+            fits = found in part.classes
+        if not fits:
             raise ModelError(
                 f"the pipeline's {name}: expected {' or '.join(part.classes)}, got {found}"
             )
     # parts of its own, over the same weights
     made = copy.copy(pipe)
     vars(made)["_internal_dict"] = copy.copy(pipe._internal_dict)
-    encoders = []
     for name, part in pipe.components.items():
-        if name.startswith("text_encoder") and part is not None:
-            encoders.append(name)
         if isinstance(part, nn.Module):
             own = name in networks and tuning.tune == "full"
             module = shared_copy(part, own=own)
@@ -158,7 +157,9 @@ def loaded_from(
             vars(made)[name] = module
         elif name == "scheduler":
             vars(made)[name] = copy.deepcopy(part)
-    return Loaded(made, Path(str(pipe.name_or_path or ".")), tuple(encoders), lambda: made)
+    encoders = [name for name in pipe.components if name.startswith("text_encoder")]
+    there = tuple(name for name in encoders if getattr(pipe, name) is not None)
+    return Loaded(made, Path(str(pipe.name_or_path or ".")), there, lambda: made)
 
 
 def shared_copy(module: nn.Module, *, own: bool = False) -> nn.Module:

@@ -19,7 +19,7 @@ from flowrl.algorithms.rollout.engine import sample
 from flowrl.core.errors import RunError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.processes import waiting
-from flowrl.core.types import Latents, RewardBatch, Rollout, concatenated
+from flowrl.core.types import Latents, RewardBatch, Rollout, concatenated, sources_at
 from flowrl.evaluation.sources import sources_of
 from flowrl.training.run import Run
 
@@ -333,12 +333,9 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     # the first row of each number, in the order of the numbers
     place = torch.arange(len(same))
     rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
-    prompts, meta, sources = [], [], []
-    for i in rows.tolist():
-        prompts.append(batch.prompts[i])
-        meta.append(batch.meta[i])
-        if batch.source:
-            sources.append(batch.source[i])
+    prompts = [batch.prompts[i] for i in rows.tolist()]
+    meta = [batch.meta[i] for i in rows.tolist()]
+    sources = sources_at(batch.source, rows.tolist())
     group = batch.group[rows.to(batch.group.device)]
     seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
     if batch.latents is None:

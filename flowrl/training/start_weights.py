@@ -106,6 +106,8 @@ def _of_lora(
 def _check_alike(paths: Sequence[Path], key: str) -> None:
     """Refuse runs that give LoRA another alpha: what an adapter adds is scaled by alpha / rank. A
     file with no checkpoint around it is taken to be as the others."""
+    if len(paths) < 2:
+        return
     known = [(path, alpha) for path in paths if (alpha := _alpha_of(path)) is not None]
     for path, alpha in known[1:]:
         first, other = known[0]

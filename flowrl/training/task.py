@@ -95,7 +95,7 @@ class IterationCost:
     def lines(self) -> list[str]:
         """Say it in plain English."""
         double = ", each with and without the prompt (guidance)" if self.guided else self.evaluated
-        calls = f"micro-batch{'es' * (self.passes != 1)} of up to {self.micro_batch}"
+        calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
         # a line or two per phase, in the order of an iteration
         images = f"{self.prompts} prompts x {self.group} images = {self.images} images"
         sampled = [

@@ -329,6 +329,7 @@ def test_the_variance_by_hand() -> None:
         error.half()
     )
     assert error.half(error.p(1.7)) == pytest.approx(1.7) and error.p(0.0) == 1
+    assert error.p(math.nan) == 0
 
 
 def test_own_spreads_are_welch_s() -> None:

@@ -36,7 +36,7 @@ MEASURES = {
     "distance": "1 - cosine between images of one prompt, and of all",
 }
 TO_REFERENCE, BY_INCEPTION = ("fid", "kid"), ("fid", "kid", "inception_score")
-BY_ENCODER = ("vendi", "distance")
+BY_ENCODER = {"vendi": vendi, "distance": distance}
 
 
 class Tools(NamedTuple):
@@ -88,10 +88,9 @@ def measure_images(folder: Path, names: Sequence[str], tools: Tools) -> dict[str
     if set(names) & set(BY_ENCODER):
         look = encoder(tools.encoder, device)
         features = torch.cat([look(part) for part in _same_size_stacks(files, tools.batch)])
-        functions = {"vendi": vendi, "distance": distance}
         for name in names:
-            if name in functions:
-                found[name] = _varied(functions[name], features, groups)
+            if name in BY_ENCODER:
+                found[name] = _varied(BY_ENCODER[name], features, groups)
     if "lpips" in names:
         found["lpips"] = _lpips(files, groups, tools, device)
     return {"images": found.pop("images"), "prompts": found.pop("prompts"), **found}

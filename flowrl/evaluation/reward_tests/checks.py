@@ -103,16 +103,13 @@ def strangers(
     has the same size.
     """
     words = [set(re.findall(r"\w+", prompt.lower())) for prompt in prompts]
-    if sizes is None:
-        sizes = [(0, 0)] * len(prompts)
     used = [0] * len(prompts)
     found: list[int | None] = []
     for i, prompt in enumerate(prompts):
         # other prompts, of images of the same size
-        others = []
-        for j, other in enumerate(prompts):
-            if other != prompt and sizes[j] == sizes[i]:
-                others.append(j)
+        others = [j for j in range(len(prompts)) if prompts[j] != prompt]
+        if sizes is not None:
+            others = [j for j in others if sizes[j] == sizes[i]]
         if not others:
             found.append(None)
             continue
@@ -398,9 +395,10 @@ def invariances(test: RewardUnderTest) -> list[CheckResult]:
 
 
 def _some_damaged(test: RewardUnderTest) -> list[PromptedImage]:
-    kinds, images = [None, *DAMAGES], [*test.images]
+    images = [*test.images]
     if test.grouped:
         return images
+    kinds = [None, *DAMAGES]
     for i, image in enumerate(images):
         kind = kinds[i % len(kinds)]
         if kind is not None:

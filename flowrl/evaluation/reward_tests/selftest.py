@@ -25,7 +25,12 @@ from flowrl.evaluation.reward_tests.checks import (
     probes,
     try_wrong_prompts,
 )
-from flowrl.evaluation.score_images import PromptedImage, RewardScores, listed, score_images
+from flowrl.evaluation.score_images import (
+    PromptedImage,
+    RewardScores,
+    prompts_of_images,
+    score_images,
+)
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import SIZE, render
@@ -108,7 +113,7 @@ def selftest(
         images, first = twins, ask(twins, batch)
     # differences that are rounding
     known = first.values[first.values.isfinite()].abs()
-    slack = tolerance * (max(known.tolist(), default=0.0) or 1.0)
+    slack = tolerance * (float(known.max()) if bool((known > 0).any()) else 1.0)
     # the checks
     test = RewardUnderTest(name, reward, images, ask, batch, first, slack)
     rows = [answers(test), *damages(test, skip), try_wrong_prompts(test, skip)]
@@ -126,7 +131,7 @@ def _first(
     places = [f"{image.name}, prompt {image.record['prompt']!r}" for image in images]
     # an error of flowrl's own means other images, any other one a bug of the reward
     try:
-        check_records(listed(images, places), {name: reward})
+        check_records(prompts_of_images(images, places), {name: reward})
         return ask(images)
     except (DataError, RewardError) as error:
         if isinstance(error, RewardError) and not isinstance(error.__cause__, FlowRLError):

@@ -146,7 +146,8 @@ def _size(path: str, takes: Any) -> dict[str, int]:
         latents = part_settings(path, network, "config").get("sample_size")
         if not side and isinstance(latents, int):
             side = latents
-    channels, scale = part_settings(path, "vae", "config").get("block_out_channels"), SCALE
+    channels = part_settings(path, "vae", "config").get("block_out_channels")
+    scale = SCALE
     if isinstance(channels, list):
         scale = 2 ** (len(channels) - 1)
     pixels = side * scale or SIDE

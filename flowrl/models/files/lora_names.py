@@ -243,7 +243,8 @@ def _sgm(name: str, layers: Any) -> str | None:
         return f"middle_block.1.{rest}"
     if side is None:
         return f"middle_block.{2 * int(layer)}.{rest}"
-    place, part = int(block) * (layers + 1) + int(layer), int(kind == "attentions")
+    place = int(block) * (layers + 1) + int(layer)
+    part = 1 if kind == "attentions" else 0
     # The first input block is the convolution that takes the latents.
     if side == "down":
         return f"input_blocks.{place + 1}.{part}.{rest}"

@@ -109,22 +109,16 @@ class Teachers(Part):
                 here = torch.tensor(rows_of_one, device=group.device)
                 found = everyone.get(one)
                 if found is None:
-                    found = self._of_rows(run, rows, one, here, everywhere=all(rows_of_one))
+                    some = batch if all(rows_of_one) else _taken(batch, here)
+                    rows.asked.append((some.parent, self.cost[one]))
+                    found = self._ask(run, one, some)
+                    if some is not batch:
+                        found = _spread(found, here)
                 whole = found if whole is None else _chosen(here, found, whole)
             assert whole is not None  # a batch has rows
             weight = [0.0 if one is None else one.weight for one in theirs]
             layers.append((whole, torch.tensor(weight, device=group.device).double()))
         return data._replace(teachers=tuple(layers))
-
-    def _of_rows(
-        self, run: Run, rows: CallRows, one: TeacherRun, here: Tensor, *, everywhere: bool
-    ) -> Eval:
-        """Evaluate rows `here` [B] bool under a teacher, or all of them; of the others it says
-        0."""
-        some = rows.batch if everywhere else _taken(rows.batch, here)
-        rows.asked.append((some.parent, self.cost[one]))
-        found = self._ask(run, one, some)
-        return found if everywhere else _spread(found, here)
 
     def _ask(self, run: Run, one: TeacherRun, batch: Batch) -> Eval:
         """Evaluate a batch under a teacher, at its own guidance."""

@@ -193,14 +193,14 @@ def _judge(
     things = _things(before, row)
     shape, color = CLASSES.index(edit["class"]), _COLORS.index(edit["color"])
     mine = [thing for thing in things if (thing.shape, thing.color) == (shape, color)]
-    wanted = int(edit["kind"] != "add")
+    wanted = 0 if edit["kind"] == "add" else 1
     if len(mine) != wanted:
         raise DataError(
             f"rewards.shapes_edit: {edit!r} needs a source with {wanted} of the object, which is "
             f"read {len(mine)} times in it"
         )
     others = [thing for thing in things if thing not in mine]
-    expected = len(others) + int(edit["kind"] != "remove")
+    expected = len(others) + (0 if edit["kind"] == "remove" else 1)
     # what has to stay
     kept = []
     for other in others:
@@ -211,7 +211,8 @@ def _judge(
     if kept:
         rest *= float(np.mean(kept))
     # what has to change
-    thing, asked = next(iter(mine), None), (shape, color)
+    thing = mine[0] if mine else None
+    asked = (shape, color)
     done = _done(after, row, edit, thing, asked)
     # what a copy has of it, as purple has of blue, is nothing
     copy = _done(before, row, edit, thing, asked)

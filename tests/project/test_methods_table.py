@@ -288,6 +288,12 @@ def color_pairs() -> list[float]:
     return shares
 
 
+def between_the_settings() -> list[float]:
+    """Return what the base model has with some guidance, and as the best of four."""
+    found = kept("demonstration")["costs"]
+    return [100 * found[name]["mean"] for name in ("guidance 3.5", "best of 4")]
+
+
 def colors_kept() -> list[float]:
     """Return which share of the variety of colours the runs keep, with its interval."""
     found = kept("demonstration")["diversity_kept"]["rl"]["colors"]
@@ -301,8 +307,12 @@ BOUND: dict[str, list[tuple[str, Callable[[], list[float]]]]] = {
             lambda: demonstrated("demonstration", "rl_minus_base_best_guidance"),
         ),
         (
-            r"With its own best guidance and equal NFE it is ([\d.]+)\s+above",
+            r"with its own best guidance and equal NFE it is ([\d.]+)\s+above",
             lambda: demonstrated("demonstration", "rl_best_guidance_minus_base_best_guidance")[:1],
+        ),
+        (
+            r"guidance 3.5 has ([\d.]+) % at 20 NFE; the best of four, by the reward, ([\d.]+) %",
+            between_the_settings,
         ),
         (
             r"held out of training rise from (\d+) to (\d+) % right, others from (\d+) to (\d+) %",

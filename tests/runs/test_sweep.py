@@ -190,7 +190,8 @@ def test_a_number_that_is_missing_leaves_mmhm_out_unless_it_chooses() -> None:
 
 
 def test_the_first_setting_names_the_columns() -> None:
-    row = {"guidance": None, "steps": 2, "lora_scale": 1, "score": 0.5, "interval": [0.4, 0.6]}
+    row: dict[str, Any] = {"guidance": None, "steps": 2, "lora_scale": 1}
+    row |= {"score": 0.5, "interval": [0.4, 0.6]}
     row |= {"folder": "a", "less_than_chosen": {"difference": 0.0, "interval": [0.0, 0.0]}}
     row["setting"] = {"prompts": "p", "count": 1, "prompts_hash": "h", "images": 1, "seed": 0}
     one = {**row, "rewards": {"red": 0.5, "blue": 0.125, "green": 0.25}}

@@ -69,17 +69,17 @@ def both_lists(given: Any) -> tuple[tuple[str, str], str]:
     if len(texts) >= FEW:  # one prompt alone would not say what is chance
         count = max(2, count)
     held = set(sorted(texts, key=_digest)[:count])
-    mine, others = list[dict[str, Any]](), list[dict[str, Any]]()
+    trained, held_out = list[dict[str, Any]](), list[dict[str, Any]]()
     folder = Path(whole.path).parent
     for record in whole.records:
         own = record
         if is_name:
             own = _with_absolute_files(record, folder)
         if _plain(record["prompt"]) in held:
-            others.append(own)
+            held_out.append(own)
         else:
-            mine.append(own)
-    train, test = given_prompts(mine, "train"), given_prompts(others, "test")
+            trained.append(own)
+    train, test = given_prompts(trained, "train"), given_prompts(held_out, "test")
     said = (
         f"no test_prompts were given: {len(test)} of {len(whole)} prompts are held out to judge by "
         f"(first: {test.texts[0]!r})"

@@ -206,12 +206,13 @@ def measure(
 
 
 def _measured_text(folder: Path, found: Mapping[str, Any]) -> str:
+    from flowrl.core.files import without
     from flowrl.evaluation.scorecard import setting_line
 
     lines = [f"{folder}: {found['images']} images, {found['prompts']} prompts"]
     for name, parts in found.items():
         if isinstance(parts, dict) and name != "setting":
-            rest = {key: value for key, value in parts.items() if key != "value"}
+            rest = without(parts, "value")
             more = ", ".join(f"{key} {_short(value)}" for key, value in rest.items())
             lines.append(f"{name}: {parts['value']:.4f} ({more})")
     if "setting" in found:

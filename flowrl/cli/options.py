@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -255,14 +255,6 @@ def _say_profile(profile: str, changes: list[str]) -> None:
     if changes:
         said = f"sets {' '.join(changes)}"
     typer.echo(f"--profile {profile} {said}", err=True)
-
-
-def plugin_words(names: Iterable[str]) -> list[str]:
-    """Return the words of a command that allow plugins."""
-    words = []
-    for name in names:
-        words += ["--plugin", name]
-    return words
 
 
 SAME_IMAGES = ("model.runtime.offload", "model.decode_batch", "eval.batch")

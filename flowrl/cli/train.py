@@ -176,6 +176,7 @@ def _rehearse(
     config: str | Composition, given: list[str], plugin: list[str], file: Path | None
 ) -> None:
     """Train one iteration on a tiny model, and say what was done, and with what."""
+    from flowrl.config.overrides import plugin_words
     from flowrl.runs.rehearse import rehearse
 
     options.quiet_libraries()
@@ -186,9 +187,8 @@ def _rehearse(
     lines = [f"rehearsed in {found.seconds:.0f} s: one iteration on {model}; nothing is kept"]
     if found.stood_in:
         lines.append(f"stood in for by the images' brightness: {', '.join(found.stood_in)}")
-    options_given, named = shlex.join([*given, *options.plugin_words(plugin)]), config
-    if not isinstance(config, str):
-        named = config.command
+    options_given = shlex.join([*given, *plugin_words(plugin)])
+    named = config if isinstance(config, str) else config.command
     lines.append(f"train it: flowrl train {named} {options_given}".rstrip())
     facts = {"pipeline": found.pipeline, "stood_in": found.stood_in, "seconds": found.seconds}
     show_or_write("\n".join(lines), {**facts, "summary": found.summary}, file)
@@ -207,6 +207,7 @@ def _say_next(config: Config, run: str, quiet: bool) -> None:
 
 def next_commands(config: Config, run: str) -> list[list[str]]:
     """Return the words of three commands that look at a run's model; none lacks an argument."""
+    from flowrl.config.overrides import plugin_words
     from flowrl.core.prompts import load_prompts
     from flowrl.evaluation.sources import source_paths
 
@@ -216,7 +217,7 @@ def next_commands(config: Config, run: str) -> list[list[str]]:
     for file in source_paths(prompts, 0):
         sample += ["--source", f"{file}"]
     commands = [sample, ["flowrl", "eval", run], ["flowrl", "export", run]]
-    return [[*words, *options.plugin_words(config.plugins)] for words in commands]
+    return [[*words, *plugin_words(config.plugins)] for words in commands]
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,3 +212,11 @@ def apply_override(raw: dict[str, Any], text: str) -> None:
         del node[parts[1]]
     else:
         node[parts[-1]] = value
+
+
+def plugin_words(names: Iterable[str]) -> list[str]:
+    """Return the words of a command that allow plugins."""
+    words = []
+    for name in names:
+        words += ["--plugin", name]
+    return words

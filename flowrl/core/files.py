@@ -297,10 +297,12 @@ def without(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return a number as JSON has it: None in place of NaN and infinity."""
+    """Return a number as JSON has it: None in place of NaN and infinity, a whole one as it is."""
     if value is None or not math.isfinite(value):
         return None
-    return float(value)
+    if isinstance(value, int):
+        return value
+    return float(value)  # also one of numpy's
 
 
 def delete(path: Path) -> None:

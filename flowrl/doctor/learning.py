@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import leaf_kinds, states_of, trained_nodes
 from flowrl.algorithms.prompt_memory import PromptMemory
+from flowrl.core.files import without
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.doctor.examined_run import ExaminedRun, copied
@@ -277,7 +278,7 @@ def look_at_update(examined: ExaminedRun) -> ReportSection:
         f"norm; gradient norm {metrics.get('grad_norm', 0.0):.3g}"
     )
     section.figures = {"moved": far, "still": still, "tensors": len(moved)}
-    section.figures["metrics"] = {k: v for k, v in metrics.items() if k != "nfe"}
+    section.figures["metrics"] = without(metrics, "nfe")
     if metrics.get("lr") == 0:
         section.find("update/lr", f"optimizer.lr is {run.config.lr:g}, the optimizer has 0")
     elif still == len(moved) and metrics.get("grad_norm"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from flowrl.config.calls import PYTHON, Call
 from flowrl.config.load import Config
+from flowrl.core.files import without
 from flowrl.core.identity import (
     IMAGES,
     Facts,
@@ -28,7 +29,7 @@ def content_of(call: Call) -> Facts:
     """Return the facts of a call: the source of its function, and the files that its arguments
     name; what it writes itself, the arguments in its ``writes``, is not looked at."""
     writes = getattr(call.function, "writes", ())
-    read = {key: value for key, value in call.kwargs.items() if key not in writes}
+    read = without(call.kwargs, *writes)
     source, files = facts_of_source(call.function, JUDGES), facts_of_values(read)
     return _known({"source": source, "files": files})
 
@@ -43,7 +44,7 @@ def drawing_content(config: Config) -> Facts:
     its settings but for where and how it is computed, and the source of one that is no part of
     flowrl."""
     said = config.model.to_dict()
-    settings = {key: value for key, value in said.items() if key not in MACHINE}
+    settings = without(said, *MACHINE)
     quantize = (said.get("runtime") or {}).get("quantize", "none")
     return {**content_of(config.model), "settings": {**settings, "quantize": quantize}}
 

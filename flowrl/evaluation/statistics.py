@@ -15,6 +15,7 @@ from scipy.special import expit
 from scipy.stats import binomtest, hmean, norm
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.files import finite_or_none
 from flowrl.core.prompts import task_of
 from flowrl.evaluation.crossed_errors import (
     Error,
@@ -114,13 +115,7 @@ def by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float]
 def known_mean(scores: Tensor) -> float | None:
     """Average scores [n] without those that are NaN; None where that is no finite number, which
     JSON lacks."""
-    return _finite(scores.nanmean().item())
-
-
-def _finite(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return value
+    return finite_or_none(scores.nanmean().item())
 
 
 def prompt_means(
@@ -186,7 +181,7 @@ def _difference(
     if error.prompts.freedom > 0 and not error.variance > 0:
         half, p = 0.0, float(difference == 0)
     interval = interval_around(difference, half)
-    return {"difference": difference, "interval": interval, "p": _finite(p)}
+    return {"difference": difference, "interval": interval, "p": finite_or_none(p)}
 
 
 def jackknifed(

@@ -114,12 +114,10 @@ class PublishedMethod(_Record):
     def configs(self) -> list[str]:
         """Return the names of its configs, the smallest model first: all that are named after it
         or a variant of it, but for those that another method names with their folder."""
-        tails = {self.slug, *self.variants}
-        mine = {name for name in list_configs() if tails & {name, name.rpartition("/")[2]}}
-        for method in load_methods():
-            if method != self:
-                mine.difference_update(name for name in method.variants if "/" in name)
-        return sorted(mine, key=self._place)
+        others = [name for method in load_methods() if method != self for name in method.variants]
+        tails = (self.slug, *self.variants)
+        mine = {n for n in list_configs() if n in tails or n.rpartition("/")[2] in tails}
+        return sorted(mine.difference(n for n in others if "/" in n), key=self._place)
 
     def _place(self, name: str) -> tuple[int, bool, str]:
         number = _first_places().get(name.partition("/")[0], _FIRST)
@@ -263,8 +261,8 @@ def methods_table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -
         cells.append([row["slug"], row["name"], paper, row["status"], _most(row["configs"])])
         if costly:
             cells[-1].append(_calls(row["configs"]))
-    words = map(": ".join, [*MEANING.items(), *LEVELS.items()])
-    notes = [*words, MORE, *[COST] * costly]
+    words = [*MEANING.items(), *LEVELS.items()]
+    notes = [*(f"{word}: {meaning}" for word, meaning in words), MORE, *[COST] * costly]
     return f"{text_table(cells, left=len(cells[0]), width=width)}\n\n{_noted(notes, width)}"
 
 
@@ -307,8 +305,10 @@ def _most(configs: Iterable[dict[str, Any]]) -> str:
 
 def _calls(configs: Iterable[dict[str, Any]]) -> str:
     """Write the network calls per image of configs, the least and the most."""
-    found = sorted(config["calls_per_image"] for config in configs)
-    ends = dict.fromkeys(f"{value:.1f}" for value in found[:1] + found[-1:])
+    found = [config["calls_per_image"] for config in configs]
+    if not found:
+        return ""
+    ends = dict.fromkeys(f"{value:.1f}" for value in (min(found), max(found)))
     return " to ".join(ends)
 
 

@@ -318,5 +318,5 @@ def _listed(c: Config) -> dict[str, dict[str, Any]]:
     for path in (c.prompts.train, c.prompts.test):
         found = prompts_if_there(path)
         if found is not None:
-            rows |= zip(found.texts, found.records, strict=True)
+            rows.update(zip(found.texts, found.records, strict=True))
     return rows

@@ -239,10 +239,10 @@ def left_of(run: RunPath) -> list[str]:
         with contextlib.suppress(OSError):
             if not path.is_file() or not path.stat().st_size:
                 continue
+            lines = path.read_bytes().count(b"\n")  # one that cannot be read is left out
             if name == SUMMARY:
                 found.append(name)
             else:
-                lines = path.read_bytes().count(b"\n")
                 found.append(f"{name} with {counted(lines, 'line')}")
     return found
 
@@ -281,7 +281,8 @@ def check_lines(run: RunPath, iterations: int) -> None:
     if not missing and not double:
         return
     # what is wrong, and the ways on, none of which deletes anything by itself
-    where, wrong, first = str(path), [], min([*missing, *double])
+    where, wrong = str(path), []
+    first = min([*missing, *double])
     ways = [f"move away the checkpoints after {first} iterations to train these again"]
     if first == 0:
         ways = ["bring the whole file back"]
@@ -321,8 +322,9 @@ def _spans(found: Sequence[int]) -> list[list[int]]:
 
 def _numbers(found: Sequence[int]) -> str:
     """Say which iterations: "iterations 3 to 7, 9"."""
-    texts = [" to ".join(map(str, dict.fromkeys(span))) for span in _spans(found)]
-    said = f"iteration{'s' * (len(found) > 1)} {', '.join(texts[:5])}"
+    texts = [str(a) if a == b else f"{a} to {b}" for a, b in _spans(found)]
+    what = "iteration" if len(found) == 1 else "iterations"
+    said = f"{what} {', '.join(texts[:5])}"
     if len(texts) > 5:
         said += f" and {len(texts) - 5} more"
     return said
@@ -330,7 +332,9 @@ def _numbers(found: Sequence[int]) -> str:
 
 def counted(number: int, what: str) -> str:
     """Return "1 line", "2 lines"."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what}s"
 
 
 def read_evals(run: RunPath) -> list[Evaluation]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from flowrl.core.files import is_finite_number
@@ -37,10 +36,14 @@ def scored_first(rows: Sequence[Row]) -> list[Row]:
     earlier."""
     known = []
     for row in rows:
-        score = score_of(row)
-        if score is not None and row.get("score") == rows[-1].get("score"):
-            known.append((-score, row["iteration"], row))
-    return [row for _, _, row in sorted(known, key=itemgetter(0, 1))]
+        if row.get("score") == rows[-1].get("score") and score_of(row) is not None:
+            known.append(row)
+    return sorted(known, key=_rank)
+
+
+def _rank(row: Row) -> tuple[float, int]:
+    """Return the place of an evaluation that has a score: the best first, then the earlier."""
+    return -(score_of(row) or 0.0), row["iteration"]
 
 
 def best_iteration(rows: Sequence[Row]) -> int | None:
@@ -118,17 +121,18 @@ class Gain(NamedTuple):
 
     def _said(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
         """Write a difference in the unit of the score."""
-        # one digit of a point, three digits of anything else
-        shown, digits, text = value, 1, "0"
-        if self.points:
-            shown = 100 * value
-        elif value != 0 and math.isfinite(value):
-            digits = max(0, 2 - math.floor(math.log10(abs(value))))
-        if shown != 0 and math.isfinite(shown):
-            text = f"{shown:{'+' * sign}.{digits}f}"
+        shown = 100 * value if self.points else value
+        if shown == 0 or not math.isfinite(shown):
+            text = "0"
+        else:
+            # one digit of a point, three digits of anything else
+            digits = 1 if self.points else max(0, 2 - math.floor(math.log10(abs(shown))))
+            text = f"{shown:{'+' if sign else ''}.{digits}f}"
         if "." in text:
             text = text.rstrip("0").rstrip(".")
-        return text + " points" * (self.points and unit)
+        if self.points and unit:
+            text += " points"
+        return text
 
 
 def gain_of(rows: Sequence[Mapping[str, Any]]) -> Gain | None:
@@ -177,11 +181,12 @@ def run_gain(run: RunPath) -> Gain | None:
 def verdict_lines(gain: Gain | None, run: RunPath) -> list[str]:
     """Say what training changed on the test prompts, and where the base model of a run stays the
     best. Raises RunError for a damaged log."""
-    lines = []
+    lines, best = [], base_is_best(run)
     if gain is not None:
         lines.append(gain.sentence)
-    lines.append(base_is_best(run))
-    return list(filter(None, lines))
+    if best:
+        lines.append(best)
+    return lines
 
 
 def base_is_best(run: RunPath) -> str:

@@ -308,7 +308,7 @@ class RunLogger:
         values = {name: _number(value) for name, value in metrics.items()}
         timing, usual = self._end_timers(images)
         # the two logs
-        rounded = {name: s and round(s, 6) for name, s in timing.items()}
+        rounded = {name: None if s is None else round(s, 6) for name, s in timing.items()}
         self._write(METRICS, {"iteration": iteration, **values})
         self._write(TIMING, {"iteration": iteration, **rounded})
         if histograms:

@@ -180,7 +180,8 @@ def _give_images(config: Config, records: list[dict[str, Any]], file: Path) -> N
         other = file.with_name("other.png")
         Image.new("RGB", (SIDE, SIDE), "black").save(other)
         for record in records:
-            record |= zip((*IMAGES, LABEL), (f"{file}", f"{other}", 1), strict=True)
+            record.update(zip(IMAGES, (f"{file}", f"{other}"), strict=True))
+            record[LABEL] = 1
     if "data" in needs_of(method.loss) | needs_of(method.kl):
         for record in records:
             record[IMAGE] = f"{file}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, differences, flat, load_config
+from flowrl.config.overrides import plugin_words
 from flowrl.core.abilities import PassesFence
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete_drafts, only, without, write_json, write_text
@@ -73,9 +74,7 @@ def train_command(option: str, path: Path, config: Config) -> str:
     if option:
         words.append(option)
     words.append(str(path))
-    for name in config.plugins:
-        words += ["--plugin", name]
-    return shlex.join(words)
+    return shlex.join([*words, *plugin_words(config.plugins)])
 
 
 def check_alike(config: Config) -> None:

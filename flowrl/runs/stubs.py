@@ -49,7 +49,8 @@ def write_stub(kind: str, name: str, folder: Path, *, base: str = BASE) -> Writt
         raise ConfigError(f"new: flowrl {unknown(kind, STUBS, 'stub')}")
     _check_name(name, folder)
     # the code, or a config; a reward that takes the place of all is also the headline
-    texts, own, config = dict[str, str](), list[str](), base
+    texts, own = dict[str, str](), list[str]()
+    config = base
     if (TEMPLATES / f"{kind}.txt").exists():
         texts[f"{name}.py"] = _template(kind, name, base)
     if kind in ("method", "config"):

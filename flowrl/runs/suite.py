@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +311,9 @@ def scores_of(
                     f"{out}: image {place[1]} of prompt {place[0]} has no score by {name!r}: the "
                     "suite was not finished; run the same command again"
                 )
-            values[place] = lines[place]["scores"][name]  # NaN where it is None
+            score = lines[place]["scores"][name]
+            if score is not None:
+                values[place] = score
         found[name] = values
     if n == 1:
         return found
@@ -346,8 +347,8 @@ def make_report(
         found = summarize_scores(known, ["all"] * len(known), rows[scored].tolist())
         means[reward], intervals[reward] = found["mean"], found["interval"]
     # the headline, over tasks
-    tags = np.repeat(_tags(prompts), config.eval.images)
-    known_tags = list(compress(tags.tolist(), kept.tolist()))
+    tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
+    known_tags = [tag for tag, known in zip(tags, kept.tolist(), strict=True) if known]
     check_tasks(prompts.records, [{"tag": tag} for tag in known_tags], name)
     whole = summarize_scores(values[kept], known_tags, rows[kept.numpy()].tolist())
     report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
@@ -396,8 +397,8 @@ def add_tables(
             if row["score"] is not None:
                 details[place[0]].append(row)
         # images of a prompt are alike, so intervals are over whole prompts
-        kept = list(filter(None, details))
-        images = list(chain.from_iterable(kept))
+        kept = [rows for rows in details if rows]
+        images = [row for rows in kept for row in rows]
         numbers = reward.tables(images)
         whole = float(verdicts(np.array([row["score"] for row in images], float)))
         intervals = jackknifed(reward.tables, kept, whole)
@@ -406,7 +407,7 @@ def add_tables(
 
 
 def _tags(prompts: PromptSet) -> list[str]:
-    return list(map(task_of, prompts.records))
+    return [task_of(record) for record in prompts.records]
 
 
 def leaks_of(config: Config, prompts: PromptSet) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product, starmap
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
-from flowrl.core.files import only, without, write_json, write_text
+from flowrl.core.files import only, write_json, write_text
 from flowrl.core.prompts import load_prompts, task_of
 from flowrl.core.tables import fixed_digits, interval_text, text_table
 from flowrl.core.types import FlowModel
@@ -214,7 +214,8 @@ def _points(asked: SweepRequest) -> list[SweepPoint]:
     for name, values in axes.items():
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"--{name}: expected values that differ, got {list(values)}")
-    return list(starmap(SweepPoint, product(asked.guidance, asked.steps, asked.lora_scale)))
+    every = product(asked.guidance, asked.steps, asked.lora_scale)
+    return [SweepPoint(*values) for values in every]
 
 
 def _row(
@@ -278,34 +279,29 @@ def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:
     return columns[by].index(best)
 
 
-def _besides(row: Mapping[str, Any], score: str) -> list[tuple[str, float]]:
-    """Return the numbers of a setting beside its score: other rewards, measures, MMHM."""
-    found = list(without(row["rewards"], score).items())
-    for name, measure in row.get("measures", {}).items():
-        found.append((name, measure["value"]))
-    if "mmhm" in row:
-        found.append(("mmhm", row["mmhm"]))
-    return found
-
-
 def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
     """Return a row per setting, the chosen one marked, and what the columns mean."""
     # columns: the setting, its score and gap to the chosen one, then what was measured besides
     rows = result["rows"]
+    others = [name for name in rows[0]["rewards"] if name != result["score"]]
+    measures, mixed = list(rows[0].get("measures", {})), list[str]()
+    if "mmhm" in rows[0]:
+        mixed.append("mmhm")
     head = ["", "guidance", "steps", "lora scale", result["score"], "95 % interval"]
-    lines = [[*head, "less the chosen", *(name for name, _ in _besides(rows[0], result["score"]))]]
+    lines = [[*head, "less the chosen", *others, *measures, *mixed]]
     # "less the chosen" is a paired difference on the same prompts, with its interval
     for row in rows:
         gap = row["less_than_chosen"]
         span = interval_text(gap["interval"], sign=True)
-        mark, less, guidance = "", f"{gap['difference']:+.3f} ({span})", "none"
+        mark, less = "", f"{gap['difference']:+.3f} ({span})"
         if row["folder"] == result["chosen"]["folder"]:
             mark, less = "*", ""
-        if row["guidance"] is not None:
-            guidance = f"{row['guidance']:g}"
+        guidance = "none" if row["guidance"] is None else f"{row['guidance']:g}"
         cells = [mark, guidance, str(row["steps"]), f"{row['lora_scale']:g}"]
         cells += [fixed_digits(row["score"]), interval_text(row["interval"]), less]
-        lines.append(cells + [fixed_digits(value) for _, value in _besides(row, result["score"])])
+        cells += [fixed_digits(row["rewards"][name]) for name in others]
+        cells += [fixed_digits(row["measures"][name]["value"]) for name in measures]
+        lines.append(cells + [fixed_digits(row[name]) for name in mixed])
     setting = result["chosen"]["setting"]
     about = (
         f"* chosen by {result['by']} on {setting['prompts']} ({setting['count']} prompts, hash "

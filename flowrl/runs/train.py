@@ -200,7 +200,9 @@ def _finish(
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
     gain, interval, said = gain_of(rows), None, None
     if gain is not None:
-        interval, said = gain.interval and list(gain.interval), gain.sentence
+        said = gain.sentence
+        if gain.interval is not None:
+            interval = list(gain.interval)
     # the scores of single prompts stand in eval.jsonl
     summary = {
         "name": config.name,

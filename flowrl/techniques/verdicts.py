@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.prompts import task_of
 from flowrl.core.types import RewardBatch
 
 
@@ -57,7 +58,7 @@ def _rates(rate: float | dict[str, float], batch: RewardBatch, like: Tensor) -> 
     rates, unknown = [], set()
     if isinstance(rate, dict):
         for record in batch.meta:
-            tag = str(record.get("tag", "all"))
+            tag = task_of(record)
             rates.append(rate.get(tag, 0.0))
             if tag not in rate:
                 unknown.add(tag)

@@ -14,12 +14,13 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flowrl.cli.output import show_or_write
 from flowrl.core import files
 from flowrl.core.errors import RunError
-from flowrl.core.files import is_stdout, replacing, write_json, write_text
+from flowrl.core.files import finite_or_none, is_stdout, replacing, write_json, write_text
 from flowrl.core.tables import (
     fit,
     flop,
@@ -299,6 +300,15 @@ def test_a_device_is_written_in_place(tmp_path: Path) -> None:
         write_json(name, {"a": 1})
         assert not is_stdout(name) or os.path.samestat(name.stat(), os.fstat(1))
     assert Path("/dev/null").is_char_device() and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1, 1), (1.5, 1.5), (None, None), (np.float64(0.5), 0.5), (np.nan, None), (-np.inf, None)],
+)
+def test_a_number_as_json_has_it(value: float | None, expected: float | None) -> None:
+    found = finite_or_none(value)
+    assert found == expected and type(found) is type(expected)
 
 
 def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:

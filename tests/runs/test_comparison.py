@@ -377,6 +377,8 @@ def test_the_pooled_error_is_a_contrast_of_least_squares() -> None:
         assert error.freedom == pytest.approx(freedom) and error.p(value) == pytest.approx(expected)
     assert model.spread() == pytest.approx(math.sqrt(squares[0] / freedom))
     assert math.isnan(model.difference("a", "d")[1].half())  # one seed alone
+    with pytest.raises(KeyError):
+        model.spread("e")
 
 
 def test_equal_scores_alone_have_no_interval() -> None:

@@ -187,3 +187,16 @@ def test_a_number_that_is_missing_leaves_mmhm_out_unless_it_chooses() -> None:
     assert rows == [{}, {}]
     with pytest.raises(DataError, match="fid"):
         module._add_mmhm(rows, dict(columns), asked._replace(by="mmhm"))
+
+
+def test_the_first_setting_names_the_columns() -> None:
+    row: dict[str, Any] = {"guidance": None, "steps": 2, "lora_scale": 1}
+    row |= {"score": 0.5, "interval": [0.4, 0.6]}
+    row |= {"folder": "a", "less_than_chosen": {"difference": 0.0, "interval": [0.0, 0.0]}}
+    row["setting"] = {"prompts": "p", "count": 1, "prompts_hash": "h", "images": 1, "seed": 0}
+    one = {**row, "rewards": {"red": 0.5, "blue": 0.125, "green": 0.25}}
+    other = {**row, "folder": "b", "rewards": {"green": 0.25, "blue": 0.125, "red": 0.5}}
+    told = sweep_table({"rows": [one, other], "chosen": one, "by": "red", "score": "red"})
+    head, *lines = [line.split() for line in told.splitlines()]
+    assert head[-2:] == ["blue", "green"]
+    assert [line[-2:] for line in lines if "none" in line] == [["0.125", "0.250"]] * 2

@@ -173,7 +173,8 @@ class _Runs:
             more.append(f"eval.images={search.images}")
         # judged at its end where held-out prompts choose, else never
         share = what.budgets.nfe * search.share
-        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=int(search.prompts != ""))
+        points = 1 if search.prompts else 0
+        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=points)
         place = what.runs / config.name / f"search-x{factor:g}"
         run = what.asked(name, more, budgets, place).spend(self.stop, quiet=self.quiet)
         score = None

@@ -20,6 +20,7 @@ from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, RewardError, RunError
 from flowrl.core.files import delete, write_json
 from flowrl.core.identity import differences
+from flowrl.core.prompts import task_of
 from flowrl.evaluation.contents import judged_content
 from flowrl.runs.compare.budgets import (
     CLAIM,
@@ -336,7 +337,7 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     records = trainer.test_set.records
-    tags = [str(record.get("tag", "all")) for record in records]
+    tags = [task_of(record) for record in records]
     # prompts of one scene are no independent draws; without the column each is its own
     scenes = [str(record.get("scene", place)) for place, record in enumerate(records)]
     base |= {"tasks": tasks, "tags": tags, "scenes": scenes, "outcomes": row["outcomes"]}

@@ -332,8 +332,8 @@ def visible_devices() -> list[str]:
     """Return the names of the GPUs that a process may choose from, as CUDA_VISIBLE_DEVICES has
     them; [] without any."""
     count = torch.cuda.device_count()
-    named = list(filter(None, map(str.strip, os.environ.get(DEVICES, "").split(","))))
-    return named[:count] or list(map(str, range(count)))
+    named = [name.strip() for name in os.environ.get(DEVICES, "").split(",") if name.strip()]
+    return named[:count] or [str(number) for number in range(count)]
 
 
 class _Work:
@@ -364,10 +364,10 @@ class _Work:
     def begin(self, stop: StopSignal) -> None:
         """Begin runs where there is room; or hand a wish to stop on, once."""
         while self.waiting and len(self.running) < self.most and not stop.asked:
-            free = set(range(self.most)).difference(one.slot for one in self.running)
-            run, slot, gpu = self.waiting.pop(0), min(free), None
-            if self.gpus:
-                gpu = self.gpus[slot % len(self.gpus)]
+            taken = {one.slot for one in self.running}
+            slot = next(k for k in range(self.most) if k not in taken)
+            gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+            run = self.waiting.pop(0)
             try:
                 self.running.append(RunProcess(run, gpu, slot))
             except OSError as error:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -95,12 +94,14 @@ class ErrorModel(NamedTuple):
     def spread(self, name: str | None = None) -> float:
         """Return the std over a config's seeds, or that pooled over all configs; NaN without
         any."""
-        weights, squares, freedom = self.weights(None), 0.0, 0
-        for one, group in self.groups.items():
-            if name in (None, one):
-                scores = group @ weights
-                squares += float(((scores - scores.mean()) ** 2).sum())
-                freedom += len(scores) - 1
+        weights, groups = self.weights(None), list(self.groups.values())
+        if name is not None:
+            groups = [self.groups[name]]
+        squares, freedom = 0.0, 0
+        for group in groups:
+            scores = group @ weights
+            squares += float(((scores - scores.mean()) ** 2).sum())
+            freedom += len(scores) - 1
         if freedom == 0:
             return math.nan
         return math.sqrt(squares / freedom)
@@ -121,8 +122,7 @@ def equal_spreads(groups: Sequence[np.ndarray]) -> float:
 
 def at_budget(config: Result, budget: str) -> list[Result]:
     """Return the rows of a config's seeds that reached a budget."""
-    rows = (run["at"][budget] for run in config["seeds"])
-    return list(filter(None, rows))
+    return [run["at"][budget] for run in config["seeds"] if run["at"][budget]]
 
 
 def failed_runs(config: Result) -> int:
@@ -140,12 +140,16 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     # per prompt, where every run and the base model have it, else per task
     every = [base, *itertools.chain.from_iterable(rows.values())]
     prompts = all(row.get("outcomes") for row in every) and "tags" in base
-    tags = list(base["tasks"])
-    values: Callable[[Result], list[float]] = partial(_per_task, tasks=tags)
+    places, tags = list[tuple[str, str]](), list(base["tasks"])
     if prompts:
         places = _places(base)
         tags = [tag for tag, _ in dict.fromkeys(places)]
-        values = partial(_per_scene, places=places)
+
+    def values(row: Result) -> list[float]:
+        if prompts:
+            return _per_scene(row, places)
+        return [row["tasks"][task] for task in tags]
+
     groups = {}
     for name, some in rows.items():
         groups[name] = np.array([values(row) for row in some])
@@ -157,7 +161,8 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
 def packed(outcomes: Sequence[Sequence[float]]) -> str:
     """Write scores, one list per prompt, as a short text. Prompts are separated by spaces. Verdicts
     0 and 1 are letters, "0110 1111"; other scores stand between commas, "0.25,0.5 0.75,1"."""
-    short = {0.0, 1.0}.issuperset(itertools.chain.from_iterable(outcomes))
+    flat = {value for some in outcomes for value in some}
+    short = flat <= {0.0, 1.0}
     words = []
     for some in outcomes:
         # -0.0 equals 0.0 but would be written "-0", two letters; + 0.0 takes its sign away
@@ -191,10 +196,6 @@ def _per_scene(row: Result, places: Sequence[tuple[str, str]]) -> list[float]:
     for place, some in zip(places, unpacked(row["outcomes"]), strict=True):
         scores.setdefault(place, []).extend(some)
     return [sum(some) / len(some) for some in scores.values()]
-
-
-def _per_task(row: Result, tasks: Sequence[str]) -> list[float]:
-    return [row["tasks"][task] for task in tasks]
 
 
 def by_task(model: ErrorModel, name: str) -> np.ndarray:
@@ -365,10 +366,11 @@ def needed_for_interval(model: ErrorModel, name: str) -> int | None:
     if error._replace(seeds=MeanSquare(0.0, 0)).half() > 0.25:  # it is the prompts that are few
         return None
     # with more seeds the part of the seeds shrinks, and its freedom grows
-    spread, others = model.spread(name), 1
     if model.pooled:
         several = sum(len(group) > 1 for group in model.groups.values())
         spread, others = model.spread(), max(1, several)
+    else:
+        spread, others = model.spread(name), 1
     for more in range(max(3, seeds + 1), MOST_SEEDS):
         wide = float(stats.t.isf(LEVEL / 2, others * (more - 1))) * spread / math.sqrt(more)
         if not shares or not math.isfinite(wide) or wide <= WIDE:
@@ -392,7 +394,7 @@ def told_apart(configs: int, seeds: int, tests: int | None = None) -> float:
     in four of five cases: a two-sided test with the spread pooled over all, at the strictest of
     Holm's levels; of one config, how far from the base model."""
     tests = tests or max(1, configs * (configs - 1) // 2)
-    sides = min(2, configs)
+    sides = 2 if configs > 1 else 1  # both of a pair have seeds, the base model has none
     return detectable(LEVEL / tests, configs * (seeds - 1)) * math.sqrt(sides / seeds)
 
 
@@ -477,8 +479,10 @@ def mean_curve(config: Result, base: Result, x: str) -> list[CurvePoint]:
     # the rows of each mark; the end of the seconds is one, too
     marks: dict[Any, list[tuple[float, float]]] = {}
     for row in itertools.chain.from_iterable(run["curve"] for run in config["seeds"]):
-        ended = {"seconds"}.intersection(row["budget"])
-        for mark in [*row["marks"], *ended]:
+        ends = list(row["marks"])
+        if "seconds" in row["budget"]:
+            ends.append("seconds")
+        for mark in ends:
             marks.setdefault(mark, []).append((row[x], row["score"]))
     # their means
     points = []

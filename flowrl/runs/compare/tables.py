@@ -3,11 +3,11 @@ repository, what was gained and the held-out curves as pictures. Pure functions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -96,11 +96,10 @@ def _row(config: Result, name: str, unit: Unit) -> list[str]:
             cells += [DASH, DASH, DASH]
         else:
             cells += [_score(found, unit), _gain(found, unit), _or_dash(found["p"], _p_text)]
-    a, whole = at["nfe"] or {}, "{:.0f}".format
-    cells += [_or_dash(a.get("iteration"), whole), _or_dash(a.get("seconds"), whole)]
+    a = at["nfe"]
+    cells += [f"{a['iteration']:.0f}", f"{a['seconds']:.0f}"] if a else [DASH, DASH]
     if "seconds" in at:
-        b = at["seconds"] or {}
-        cells.append(_or_dash(b.get("nfe"), whole))
+        cells.append(f"{at['seconds']['nfe']:.0f}" if at["seconds"] else DASH)
     return cells
 
 
@@ -385,8 +384,9 @@ def aggregate_table(result: Result, budget: str) -> list[list[str]]:
         if low is not None:
             score += f" [{unit.text(low)}, {unit.text(high)}]"
         # its row among the pairs, without itself
-        i, mean, first = found["names"].index(config["name"]), DASH, DASH
+        i = found["names"].index(config["name"])
         better = found["improvement"][i]
+        mean = first = DASH
         others = better[:i] + better[i + 1 :]
         if others:
             mean = f"{sum(others) / len(others):.2f}"
@@ -515,7 +515,7 @@ def _gain_row(axes: Axes, row: int, config: Result, result: Result, budget: str)
             gain = factor * (run["at"][budget]["score"] - base)
             axes.plot(gain, row + 0.27, "o", color=OWN, alpha=0.45, markersize=3.4)
     # their mean and its interval, where there is one
-    mean, low, high = factor * np.array(found["gain"], float)
+    mean, low, high = (math.nan if value is None else factor * value for value in found["gain"])
     axes.plot([low, high], [row, row], color=OWN, linewidth=1.6, zorder=3)
     face = "white"
     if found["beats_base"]:
@@ -531,10 +531,8 @@ def accuracy_figure(result: Result, x: str) -> Figure:
     The line is the mean over seeds at each mark, the band their range; axes are shared.
     """
     configs, unit, shown = result["configs"], units(result), names(result)
-    # the places of each config's curve, its mean, its lowest and its highest seed
-    curves, scale = {}, [1.0, *[unit.factor] * 3]
-    for config in configs:
-        curves[config["name"]] = (np.array(mean_curve(config, result["base"], x)) * scale).T
+    curves = {config["name"]: mean_curve(config, result["base"], x) for config in configs}
+    colors = dict.fromkeys(curves, OTHER) | {configs[0]["name"]: BEST}
     columns = min(4, len(configs))
     rows = -(-len(configs) // columns)
     size = (0.95 + 2.35 * max(columns, 2), 1.2 + 1.75 * rows)
@@ -548,14 +546,18 @@ def accuracy_figure(result: Result, x: str) -> Figure:
         axes.axhline(base, color=INK, linewidth=0.8, linestyle=DASHED)
         axes.axvline(result["budgets"][x], color=EDGE, linewidth=0.8, linestyle=":")
         # the others, the best of them in a colour of its own
-        colors = dict.fromkeys(curves, OTHER) | {configs[0]["name"]: BEST}
-        for name, (at, mean, _, _) in curves.items():
+        for name, some in curves.items():
             if name != config["name"]:
-                axes.plot(at, mean, color=colors[name], linewidth=0.9)
+                means = [unit.factor * point.mean for point in some]
+                axes.plot([point.x for point in some], means, color=colors[name], linewidth=0.9)
         # its own
-        at, mean, low, high = curves[config["name"]]
+        own = curves[config["name"]]
+        at = [point.x for point in own]
+        low = [unit.factor * point.low for point in own]
+        high = [unit.factor * point.high for point in own]
+        means = [unit.factor * point.mean for point in own]
         axes.fill_between(at, low, high, color=OWN, alpha=0.22, linewidth=0)
-        axes.plot(at, mean, color=OWN, marker="o", markersize=3)
+        axes.plot(at, means, color=OWN, marker="o", markersize=3)
         # its name, and the score at the budget
         axes.set_title(shown[config["name"]])
         if config["summary"][x]:

@@ -14,7 +14,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -234,14 +233,14 @@ def _checked(
     return config
 
 
-def _text(config: Mapping[str, Any], but: Sequence[str]) -> str:
+def _text(config: Mapping[str, Any], left_out: Sequence[str]) -> str:
     """Set a config as text, to tell whether two are alike in what is not left out."""
-    return json.dumps(without(config, *but))
+    return json.dumps(without(config, *left_out))
 
 
 def changes_of(values: Mapping[str, Value]) -> list[str]:
     """Return the overrides of a trial."""
-    return list(starmap(change, values.items()))
+    return [change(key, value) for key, value in values.items()]
 
 
 # the study

@@ -24,7 +24,8 @@ def tuning_rows(result: Result) -> list[list[str]]:
     keys, base, unit = list(result["space"]), result["base"], _unit(result)
     rows = [["trial", f"{result['score']}{unit.name}", "iterations", *keys, *base["tasks"]]]
     for trial in sorted(result["trials"], key=_rank):
-        name, values = str(trial["number"]), [_value(trial["values"].get(key, "")) for key in keys]
+        values = [_value(trial["values"].get(key, "")) for key in keys]
+        name = str(trial["number"])
         if trial["number"] == result["best"]:
             name += "*"
         # one that has no score says what became of it

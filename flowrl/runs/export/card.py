@@ -278,7 +278,8 @@ def _results(facts: CardFacts) -> dict[str, Any] | None:
     if len(evals) < 2:
         return None
     # of these very weights
-    before, after, own = evals[0], evals[-1], list[Evaluation]()
+    before, after = evals[0], evals[-1]
+    own: list[Evaluation] = []
     if facts.weights == facts.config.eval.weights:
         own = [row for row in evals if row.iteration == facts.iteration]
     if own:

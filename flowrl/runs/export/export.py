@@ -190,7 +190,7 @@ def export(
         for name in chosen:
             FORMATS[name](trained, folder)
         write_card(_facts(Path(path), loaded, trained, weights, chosen, out.name), folder)
-        files = filter(Path.is_file, folder.rglob("*"))
+        files = [file for file in folder.rglob("*") if file.is_file()]
         return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
@@ -349,10 +349,10 @@ def _rows(trained: TrainedPart, layer: str) -> int:
 def write_merged(trained: TrainedPart, folder: Path) -> None:
     """Write a whole pipeline, from the base model's own files and the trained weights, added up in
     float32."""
-    base, changes, specs = _base_folder(trained.pipeline), {}, {}
-    for part in filter(None, (trained, trained.second)):
-        changes[part.network] = _changes(part)
-        specs[part.network] = modelspec(part, whole=True)
+    base = _base_folder(trained.pipeline)
+    parts = [part for part in (trained, trained.second) if part is not None]
+    changes = {part.network: _changes(part) for part in parts}
+    specs = {part.network: modelspec(part, whole=True) for part in parts}
     write_pipeline(base, folder, changes=changes, dtype=trained.dtype, about=specs)
 
 
@@ -441,10 +441,8 @@ def _dtype(config: Config, run: Path) -> str:
     if name != "auto":
         return name
     device, machine = str(config.model.kwargs["device"]), read_object(run, ENVIRONMENT)
-    if device == "auto" and machine.get("gpus"):
-        device = "cuda"
-    elif device == "auto" and machine:
-        device = "cpu"
+    if device == "auto" and machine:
+        device = "cuda" if machine.get("gpus") else "cpu"
     return str(pick_dtype(name, named_device(device, "model"))).removeprefix("torch.")
 
 
@@ -465,12 +463,10 @@ def _choose(formats: Sequence[str], trained: TrainedPart) -> list[str]:
     """Return the formats, each once, in the order of FORMATS. Raise ConfigError for one that does
     not fit."""
     reads = hasattr(trained.pipeline, "save_lora_weights")
-    if not formats and not trained.layers:
-        return ["merged"]
-    if not formats and not reads:
-        return ["peft"]
     if not formats:
-        return ["lora"]
+        if not trained.layers:
+            return ["merged"]
+        return ["lora" if reads else "peft"]
     for name in formats:
         if name != "merged" and not trained.layers:
             raise ConfigError(

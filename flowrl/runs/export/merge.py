@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,23 +49,26 @@ def merge_lora(base: str, lora: str, out: str) -> None:
     if target.exists():
         raise RunError(f"{target} is there already: name another folder")
     index = read_json(folder / INDEX, dict[str, Any], error=ModelError)
-    networks, changes = {}, dict[str, dict[str, Change]]()
+    parts = []
     for name in (*NETWORKS, SECOND):
         entry = index.get(name)
         if isinstance(entry, list) and entry[1:] and entry[1] and isinstance(entry[1], str):
-            networks[f"{name}."] = hollow_network(folder / name, entry[1], torch.float32)
-            changes[name] = {}
-    if not networks:
+            parts.append(name)
+    if not parts:
         raise ModelError(
             f"{folder / INDEX}: expected one of {', '.join((*NETWORKS, SECOND))} in it"
         )
-    # what the file adds to each of their tensors; of one network layers have their own names
-    first = next(iter(changes))
-    if len(networks) == 1:
-        networks = {"": networks[f"{first}."]}
+    networks = {}
+    for name in parts:
+        prefix = ""
+        if len(parts) > 1:
+            prefix = f"{name}."
+        networks[prefix] = hollow_network(folder / name, index[name][1], torch.float32)
+    # what the file adds to each of their tensors
+    changes: dict[str, dict[str, Change]] = {name: {} for name in parts}
     for layer, update in read_lora(Path(lora), networks).updates.items():
-        part, name = first, layer
-        if len(networks) > 1:
+        part, name = parts[0], layer
+        if len(parts) > 1:
             part, _, name = layer.partition(".")
         changes[part][f"{name}.weight"] = partial(_moved, update)
     with replacing(target) as draft:
@@ -102,9 +104,7 @@ def write_pipeline(
         raise ModelError(
             f"{base / INDEX}: expected names of letters, digits and _, got {strange[0]!r}"
         )
-    missing = set[tuple[str, str]]()
-    for name, some in changes.items():
-        missing.update(product([name], some))
+    missing = {(part, name) for part, tensors in changes.items() for name in tensors}
     total = len(missing)
     for name, entry in index.items():
         if not isinstance(entry, list) or entry[:1] in ([], [None]):

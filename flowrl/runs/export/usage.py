@@ -143,8 +143,8 @@ def task_of(facts: CardFacts) -> str:
 
 def _code(facts: CardFacts) -> str:
     """Return the code itself, from its template."""
-    kind, config = type(facts.pipeline).__name__, facts.config
-    video, films = stated(config).video, _films(facts)
+    first, kind = facts.formats[0], type(facts.pipeline).__name__
+    video, films = stated(facts.config).video, _films(facts)
     # what samples as the run did
     schedulers: list[tuple[str, str]] = []
     if _by_ddim(facts):
@@ -153,6 +153,14 @@ def _code(facts: CardFacts) -> str:
         schedulers.append(("DDIMScheduler", how))
     if video:
         schedulers.append(_euler(facts.pipeline.scheduler))
+    # the pipeline, the file of a LoRA in it, and that of a second network's
+    base, file, second = facts.base or local(facts), LORA_FILE, ""
+    if first == "merged":  # a whole pipeline
+        base = facts.folder
+    elif first == "kohya":
+        file, second = facts.kohya, low_noise(facts.kohya)
+    elif first == "lora":
+        second = SECOND_LORA_FILE
     # what the call gives, and how it is saved
     made, taken, saved = "image", "images[0]", SAVED
     if films:
@@ -160,50 +168,35 @@ def _code(facts: CardFacts) -> str:
     elif video:
         taken = "frames[0][0]"
     return template("usage.txt").render(
-        classes=sorted({kind, *dict(schedulers)}),
+        classes=sorted({kind, *(name for name, _ in schedulers)}),
         tools=["export_to_gif"] * films + ["load_image"] * bool(facts.starts),
-        first=facts.formats[0],
+        first=first,
         kind=kind,
+        source=[_quoted(base), *_options(facts)],
         network=facts.network,
+        folder=_quoted(facts.folder),
+        file=_quoted(file),
+        second=_quoted(second) if facts.second and second else "",
         # of some classes of diffusers the network alone takes a LoRA
         reads=hasattr(facts.pipeline, "load_lora_weights"),
         schedulers=schedulers,
-        negative=negative_lines(config),
-        call=_call(facts),
+        negative=negative_lines(facts.config),
+        call=_call(facts, video=video),
         made=made,
         taken=taken,
         saved=saved,
-        **_sources(facts),
     )
 
 
-def _call(facts: CardFacts) -> list[str]:
+def _call(facts: CardFacts, *, video: bool) -> list[str]:
     """Return the arguments of the pipeline's call, by name: the first one of some pipelines is the
     image."""
-    call = [f"prompt={_quoted(_prompt(facts))}", *call_arguments(facts.config)]
+    call = [start_argument(facts.starts)] if facts.starts else []
+    call += [f"prompt={_quoted(_prompt(facts))}", *call_arguments(facts.config)]
     call += _no_rewriting(facts)
-    if facts.starts:
-        call.insert(0, start_argument(facts.starts))
-    if stated(facts.config).video:
+    if video:
         call.append('output_type="pil"')
     return call
-
-
-def _sources(facts: CardFacts) -> dict[str, Any]:
-    """Return what is loaded, as code: the pipeline with its options, and the files of a LoRA."""
-    first, base = facts.formats[0], facts.base or local(facts)
-    file, second = LORA_FILE, ""
-    # weights that were merged are a whole pipeline; others go into the base model
-    if first == "merged":
-        base = facts.folder
-    elif first == "kohya":
-        file = facts.kohya
-    if facts.second and first == "lora":
-        second = _quoted(SECOND_LORA_FILE)
-    elif facts.second and first == "kohya":
-        second = _quoted(low_noise(facts.kohya))
-    files = {"folder": _quoted(facts.folder), "file": _quoted(file), "second": second}
-    return {"source": [_quoted(base), *_options(facts)], **files}
 
 
 def _films(facts: CardFacts) -> bool:

@@ -197,5 +197,9 @@ def _measured(panel: Panel) -> bool:
 
 def _steps(metrics: Rows, name: str) -> list[int]:
     pattern = re.compile(re.escape(name) + r"/step(\d{1,9})")
-    found = filter(None, map(pattern.fullmatch, _keys(metrics)))
-    return sorted(int(match[1]) for match in found)
+    found = []
+    for key in _keys(metrics):
+        match = pattern.fullmatch(key)
+        if match:
+            found.append(int(match[1]))
+    return sorted(found)

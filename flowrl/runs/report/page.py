@@ -124,8 +124,9 @@ def story(run: RunPath, verdict: Sequence[str] | None = None) -> dict[str, Any]:
     damaged.
     """
     # files of the run; an unfinished one has no summary yet
-    folder, metrics, table = Path(run), read_metrics(run), list[list[str]]()
+    folder, metrics = Path(run), read_metrics(run)
     summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
+    table: list[list[str]] = []
     if "before" in summary and "after" in summary:
         table = before_after_rows(summary)
     config, machine = flat(read_settings(run)), read_object(run, ENVIRONMENT)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,10 +51,10 @@ def schema(
 ) -> None:
     """Print the JSON schema of a config, which lets an editor complete its keys."""
     from flowrl.config.schema import config_schema as schema_of
-    from flowrl.core.files import is_stdout, write_json
+    from flowrl.core.files import is_stdout, json_text, write_json
 
     if out is None or is_stdout(out):
-        print(json_module.dumps(schema_of(), indent=2))
+        print(json_text(schema_of()))
     else:
         write_json(out, schema_of())
         print_text(f"written: {out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +24,10 @@ def print_text(text: str | Text) -> None:
 def show_or_write(text: str | Text, value: Any, file: Path | None, *, silent: bool = False) -> None:
     """Print a text unless `silent`, and write `value` as JSON where a file is named; ``-`` prints
     that alone."""
-    from flowrl.core.files import is_stdout, write_json
+    from flowrl.core.files import is_stdout, json_text, write_json
 
     if file is not None and is_stdout(file):
-        print(json.dumps(value, indent=2))
+        print(json_text(value))
         return
     if not silent:
         print_text(text)

@@ -22,6 +22,7 @@ from flowrl.core.errors import RunError
 
 STDOUT = Path("-")
 MOST_LINKS = 40  # as the system follows
+WIDTH = 100  # of a line of JSON that could be broken
 
 
 @contextlib.contextmanager
@@ -273,7 +274,36 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_text` does. Raises RunError."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json_text(value) + "\n")
+
+
+def json_text(value: Any, indent: str = "") -> str:
+    """Return a value as JSON to be read: indented where it does not fit in a line. A list of
+    numbers stands on one line however long it is."""
+    # one line: what fits, and numbers
+    line = json.dumps(value)
+    if len(indent) + len(line) <= WIDTH or not isinstance(value, Mapping | list | tuple):
+        return line
+    if not isinstance(value, Mapping) and _is_flat(value):
+        return line
+    # a line for each item
+    deeper = indent + "  "
+    if isinstance(value, Mapping):
+        first, last = "{", "}"
+        items = []
+        for key, item in value.items():
+            (name,) = json.loads(json.dumps({key: None}))  # as JSON writes a key that is no text
+            items.append(f"{json.dumps(name)}: {json_text(item, deeper)}")
+    else:
+        first, last = "[", "]"
+        items = [json_text(item, deeper) for item in value]
+    between = f",\n{deeper}"
+    return f"{first}\n{deeper}{between.join(items)}\n{indent}{last}"
+
+
+def _is_flat(values: Iterable[Any]) -> bool:
+    """Say whether a list holds numbers, switches and nulls alone."""
+    return all(item is None or isinstance(item, int | float) for item in values)
 
 
 def is_finite_number(value: Any) -> TypeGuard[float]:

@@ -26,6 +26,7 @@ from flowrl.config.schema import ABOUT, config_schema, functions
 from flowrl.config.sections import SECTIONS
 from flowrl.config.values import convert, schema_of, type_words
 from flowrl.core.errors import ConfigError
+from flowrl.core.files import json_text
 from flowrl.core.shipped_files import list_configs, resource
 
 
@@ -332,7 +333,7 @@ def shipped(name: str) -> dict[str, Any]:
 
 def test_the_committed_schema_is_the_one_of_the_code() -> None:
     """If not: `flowrl schema --out configs/schema.json`."""
-    made = json.dumps(config_schema(), indent=2) + "\n"
+    made = json_text(config_schema()) + "\n"
     assert made == resource("configs/schema.json").read_text(encoding="utf-8")
     Draft202012Validator.check_schema(SCHEMA)
 

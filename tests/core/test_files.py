@@ -45,10 +45,30 @@ def fill(folder: Path, text: str) -> None:
 def test_a_file_is_exchanged_and_missing_folders_are_made(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "down" / "a.json"
     write_json(file, {"a": 1})
-    assert file.read_text() == '{\n  "a": 1\n}\n'
+    assert file.read_text() == '{"a": 1}\n'
     write_text(file, "ä")
     assert file.read_bytes() == b"\xc3\xa4"
     assert names(file.parent) == ["a.json"]
+
+
+def test_json_is_indented_where_a_line_is_too_short(tmp_path: Path) -> None:
+    file, numbers = tmp_path / "a.json", [*range(60), None, True, 0.5]
+    value = {1: numbers, "ä": {"short": [{"b": ()}], "text": "x" * 100}, "tasks": ("y" * 60,) * 2}
+    write_json(file, value)
+    assert json.loads(file.read_text()) == json.loads(json.dumps(value))
+    assert file.read_text().splitlines() == [
+        "{",
+        f'  "1": {json.dumps(numbers)},',
+        '  "\\u00e4": {',
+        '    "short": [{"b": []}],',
+        f'    "text": "{"x" * 100}"',
+        "  },",
+        '  "tasks": [',
+        f'    "{"y" * 60}",',
+        f'    "{"y" * 60}"',
+        "  ]",
+        "}",
+    ]
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])

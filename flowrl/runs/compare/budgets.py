@@ -227,8 +227,8 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
 
 
 def trajectory(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Thin metrics to at most 50 equal blocks of iterations: their means, and what was used up at
-    their ends."""
+    """Thin metrics to at most 50 equal blocks of iterations: their means with six digits, and what
+    was used up at their ends."""
     n, out = min(MOST, len(metrics)), dict[str, list[float | None]]()
     for key in ("iteration", "nfe", "seconds", *TRACED):
         out[key] = []
@@ -236,9 +236,9 @@ def trajectory(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | N
         block = metrics[len(metrics) * i // n : len(metrics) * (i + 1) // n]
         out["iteration"].append(block[-1]["iteration"])
         out["nfe"].append(block[-1]["total_nfe"])
-        out["seconds"].append(block[-1]["total_seconds"])
+        out["seconds"].append(_six_digits(block[-1]["total_seconds"]))
         for key in TRACED:
-            out[key].append(_mean(block, key))
+            out[key].append(_six_digits(_mean(block, key)))
     return out
 
 
@@ -248,3 +248,8 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     if not values:
         return None
     return sum(values) / len(values)
+
+
+def _six_digits(value: float | None) -> float | None:
+    """Round a number that is drawn only."""
+    return None if value is None else float(f"{value:.6g}")

@@ -5,7 +5,8 @@
 - configs/methods.yaml: a block `verified` under each method, from assets/results/methods.json, or
   gains.json of what is not in it;
 - README.md and docs/methods.md: the table of methods, where there is one;
-- docs/methods: paper, status, summary and configs of each method of a page, at its head.
+- docs/methods: paper, status and configs of each method of a page, at its head; what it does is
+  said below it, in words of the page, and for a combination here, by its summary.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ def entry(method: PublishedMethod, above: Sequence[PublishedMethod] = ()) -> str
     paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
     if method.paper in [other.paper for other in above]:
         paper = "the same paper."
-    text = f"- **{method.name}**: {paper} Status: {status}. {method.summary}"
-    return wrapped(f"{text} Configs: {_configs(method)}.", "  ")
+    text = f"- **{method.name}**: {paper} Status: {status}. Configs: {_configs(method)}."
+    return wrapped(text, "  ")
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,26 +148,49 @@ def main() -> None:
 
 
 def matrix(text: str) -> str:
-    """Put a row for each method between the marks, a column for each model, and why not."""
+    """Put a row for each method between the marks, a column for each model, and why not; methods
+    that are composed with every model share a sentence."""
     found = read()
     table = [["method", *(f"`{model}`" for model in found)]]
-    reasons: dict[str, list[str]] = {}
+    everywhere = []
     for method in load_methods():
-        said = [found[model][method.slug].partition(": ") for model in found]
-        table.append([f"`{method.slug}`", *(CELLS[kind] for kind, _, _ in said)])
-        for model, (kind, _, why) in zip(found, said, strict=True):
-            if kind == REFUSED:
-                why = why.replace(f" on {model}", "").replace(f"model {model} ", "the model ")
-                reasons.setdefault(f"`{method.slug}`: {why}", []).append(model)
-    cells = [cell.partition(": ")[0] for one in found.values() for cell in one.values()]
+        kinds = [found[model][method.slug].partition(": ")[0] for model in found]
+        if set(kinds) == {COMPOSED}:
+            everywhere.append(f"`{method.slug}`")
+        else:
+            table.append([f"`{method.slug}`", *(CELLS[kind] for kind in kinds)])
+    cells = [said.partition(": ")[0] for one in found.values() for said in one.values()]
     summary = ", ".join(f"{cells.count(kind)} {kind}" for kind in CELLS)
-    lines = [f"- {why} ({', '.join(names)})" for why, names in reasons.items()]
-    why = "\n".join(wrapped(line, "  ") for line in lines)
     rows = json.loads(FILE.read_text(encoding="utf-8"))["trained"]
     well = sum(row["said"].endswith(TRAINED) for row in rows)
     tried = f"of {len(rows)} drawn by a seed {well} trained one iteration on tiny weights"
-    told = wrapped(f"{len(cells)} pairs: {summary}; {tried}.")
-    return between(text, "pairs: table", "pairs: end", [markdown_table(table), told, why])
+    told = [
+        wrapped(f"Composed with each of these models: {', '.join(everywhere)}."),
+        wrapped(f"{len(cells)} pairs: {summary}; {tried}. Why not:"),
+    ]
+    parts = [markdown_table(table), *told, why_not(found)]
+    return between(text, "pairs: table", "pairs: end", parts)
+
+
+def why_not(found: Outcomes) -> str:
+    """List why methods are refused, equal reasons together. The matrix says on which models; of a
+    method that has several reasons they stand here."""
+    reasons: dict[str, dict[str, list[str]]] = {}  # method -> reason -> models
+    for method in load_methods():
+        for model, one in found.items():
+            kind, _, why = one[method.slug].partition(": ")
+            if kind == REFUSED:
+                # without the names of the config and of the model: the matrix has them
+                why = re.sub(r"^\w+/\w+( on \w+)?: ", "", why)
+                why = re.sub(r"\bmodel \w+ (makes|knows)\b", r"the model \1", why)
+                reasons.setdefault(method.slug, {}).setdefault(why, []).append(model)
+    together: dict[str, list[str]] = {}
+    for method, each in reasons.items():
+        for why, models in each.items():
+            where = f" ({', '.join(models)})" if len(each) > 1 else ""
+            together.setdefault(why, []).append(f"`{method}`{where}")
+    lines = [f"- {', '.join(methods)}: {why}" for why, methods in together.items()]
+    return "\n".join(wrapped(line, "  ") for line in lines)
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:

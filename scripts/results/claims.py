@@ -236,10 +236,9 @@ def missing(claim: Contrast, result: Result) -> str:
 
 HEAD = """## What the papers claim
 
-*Seen*: the same sign with p < 0.05 after Holm's correction over all claims that were tested;
-*contrary*: the other sign, likewise; *not seen*: neither; *cannot be tested here*: a run broke. A
-cost is counted, not tested: seen where the saving is at least nine tenths of the paper's. Beside
-gains stand points of right images, of the rows above; beside speeds the rise of right training
+*Seen*: the same sign with p < 0.05 after Holm's correction over all tested claims; *contrary*: the
+other sign, likewise; *not seen*: neither; *cannot be tested here*: a run broke. A cost is counted:
+seen where the saving is at least nine tenths of the paper's. A speed is the rise of right training
 images by network evaluation. Everything is on a small model and a checker, not on theirs."""
 
 

@@ -260,26 +260,23 @@ def cell(row: Mapping[str, Any]) -> str:
 
 INTRODUCTION = """## All on equal terms
 
-Each config tried its own learning rate times 0.5, 1 and 2 for 20,000 network evaluations each on
-validation prompts, then trained three seeds for 60,000 (a trained state counts three), and was
-judged once, at its end, on prompts whose scenes no other list has: mostly harder ones than those
-that are trained on. `python scripts/results/methods.py` trains what is missing and goes on where it
-stopped; configs that are not in the table follow [below](#measured-one-by-one).
+Start with a method that has a star, and first see what guidance and best of n give the base model
+without training, in the table below. Each config tried its own learning rate times 0.5, 1 and 2 for
+20,000 network evaluations on validation prompts, then trained three seeds for 60,000 (a trained
+state counts three), and was judged once, at its end, on scenes that no other list has, most of them
+harder. `python scripts/results/methods.py` trains what is missing.
 
 - *gain*: points of right images over the base model, the mean over eight tasks, with a 95 %
   interval over seeds and scenes. A star: above 0 after Holm's correction over all rows.
 - *to +5*, *to +10*: thousands of network evaluations until the right share of the training images
-  (easier prompts, drawn as the method draws) has risen by so many points, on a straight line
-  through each seed's curve; –: not within 60,000.
-- *NFE / image*: network evaluations of the training for each image that is rewarded. A trained
-  model itself takes as many as the base model, 10 for an image.
-- *variety*: how different the images of a prompt are in the last quarter of the training, as a
-  share of the first tenth. *Moves*: the method's noise moves to other steps meanwhile, which alone
-  changes training images.
-- *rate*: the factor that validation prompts chose. *below*: seeds that ended below the base
-  model, or broke."""
-BASE_HEAD = """What the base model does without training, on the same prompts, in 10 steps unless
-the row says otherwise; best of n takes the image that the checker likes best, as a reward would:"""
+  (easier prompts) has risen by so many points, on a straight line; –: not within 60,000.
+- *NFE / image*: network evaluations of the training for each rewarded image. A trained model draws
+  an image in 10, as the base model does.
+- *variety*: how different the images of a prompt are at the end, as a share of the beginning.
+  *Moves*: the method's noise moves to other steps meanwhile, which alone changes training images.
+- *rate*: the factor that was chosen. *below*: seeds that ended below the base model, or broke."""
+BASE_HEAD = """The base model without training, on the same prompts, in 10 steps unless the row says
+otherwise; best of n takes the image that the checker likes best, as a reward would:"""
 
 
 def page(text: str) -> str:

@@ -8,7 +8,7 @@ The command adds a row for each config of a comparison, or replaces the one that
 `again.py` works its interval out from to assets/results/gains-outcomes.json; the evaluation of the
 base model with guidance must be of the same prompts and noise. `tables.py` writes docs/results.md
 from the rows, and a sentence in docs/methods between `<!-- gain: shapes/NAME -->` and
-`<!-- gain: end -->`.
+`<!-- gain: end -->`, or a list of several where the mark names several configs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "gains.json"
 PAGE, METHODS = ROOT / "docs" / "results.md", ROOT / "docs" / "methods"
 TEST = "the test prompts"
-MARK = re.compile(r"<!-- gain: (?!end)(\S+) -->\n.*?<!-- gain: end -->", re.DOTALL)
+MARK = re.compile(r"<!-- gain: (?!end)([\w/ ]+) -->\n.*?<!-- gain: end -->", re.DOTALL)
 HEAD = ["config", "gain", "95 % interval", "right images", "against guidance", "NFE"]
 LEARNT = {"shapes/mind_v": FILE.parent / "mind_v.json"}
 """Configs whose score is no share of right images -> what scripts/assets/learning.py measured."""
@@ -170,8 +170,11 @@ def method_page(text: str, found: Sequence[Row]) -> str:
     """Fill the lines of a method page; a page without marks stays as it is."""
 
     def filled(match: re.Match[str]) -> str:
-        """Return a mark with its line."""
-        return f"<!-- gain: {match[1]} -->\n{line(match[1], found)}\n<!-- gain: end -->"
+        """Return a mark with its line, or a list of several."""
+        lines = [line(config, found) for config in match[1].split()]
+        if len(lines) > 1:
+            lines = [wrapped(f"- {' '.join(text.split())}", "  ") for text in lines]
+        return "\n".join([f"<!-- gain: {match[1]} -->", *lines, "<!-- gain: end -->"])
 
     return MARK.sub(filled, text)
 

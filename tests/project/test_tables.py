@@ -163,6 +163,10 @@ def test_the_line_of_a_method_page(tmp_path: Path, changes: dict[str, Any], said
     assert " ".join(inside.split()) == said and len(inside) < len(text)
     assert module.method_page(text, [row]) == text and max(map(len, text.splitlines())) <= 100
     assert module.method_page("# No mark\n", [row]) == "# No mark\n"
+    # a mark of several configs: a list
+    text = module.method_page(f"<!-- gain: shapes/x shapes/z -->\nold\n{end}\n", [row])
+    lines = [" ".join(one.split()) for one in text.removesuffix(f"\n{end}\n").split("\n- ")[1:]]
+    assert lines == [said, "Not measured on shapes."] and max(map(len, text.splitlines())) <= 100
 
 
 def test_the_line_of_what_learning_measured(tmp_path: Path, monkeypatch: Any) -> None:

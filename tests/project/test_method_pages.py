@@ -1,4 +1,4 @@
-"""A method's page has one form, fits on two screens, and says what its configs say."""
+"""A method's page has one form, is short, and says what its configs say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowrl.runs.catalogue import load_methods
 
 METHOD_PAGES = sorted(name for name in PAGES if name.startswith("docs/methods/"))
 FORM = ["Idea", "Axes", "Run it", "Knobs that matter", "Watch", "What it gains", "Where it differs"]
-LINES = 70
+LINES = 64
 NUMBERS = 3.5  # figures per 100 words of prose
 THEIRS = {"aggregate_fn", "sde_frac"}  # names of published code
 GAIN = re.compile(r"<!-- gain: (shapes/[\w/ ]+) -->\n(.*?)<!-- gain: end -->", re.DOTALL)

@@ -207,7 +207,7 @@ def page(text: str) -> str:
     return between(text, "transfer: table", "transfer: end", parts)
 
 
-def base_of(one: Mapping[str, Any]) -> float:
+def base_of(one: Result) -> float:
     """Return the share of right images of a setting's base model, the mean over tasks."""
     (row,) = untrained(one)
     return float(row["right"])

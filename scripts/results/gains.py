@@ -8,7 +8,7 @@ The command adds a row for each config of a comparison, or replaces the one that
 `again.py` works its interval out from to assets/results/gains-outcomes.json; the evaluation of the
 base model with guidance must be of the same prompts and noise. `tables.py` writes docs/results.md
 from the rows, and a sentence in docs/methods between `<!-- gain: shapes/NAME -->` and
-`<!-- gain: end -->`, or a list of several where the mark names several configs.
+`<!-- gain: end -->`, or a list where the mark names several configs: of those that were measured.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ HEAD = ["config", "gain", "95 % interval", "right images", "against guidance", "
 LEARNT = {"shapes/mind_v": FILE.parent / "mind_v.json"}
 """Configs whose score is no share of right images -> what scripts/assets/learning.py measured."""
 
+NOT_MEASURED = "Not measured on shapes."
 COUNTS = {1: "1 seed", 2: "2 seeds", 3: "3 seeds", 4: "4 seeds", 5: "5 seeds"}
 Row = dict[str, Any]
 
@@ -138,7 +139,7 @@ def line(config: str, found: Sequence[Row]) -> str:
         return wrapped(_learnt(config))
     row = next((row for row in found if row["config"] == config and row["on"]), None)
     if row is None:
-        return "Not measured on shapes."
+        return NOT_MEASURED
     facts = [COUNTS[row["seeds"]]]
     facts.append(f"{row['nfe']:,.0f} NFE" if row["nfe"] else f"{row['iterations']:.0f} iterations")
     if row["low"] is not None:
@@ -170,8 +171,9 @@ def method_page(text: str, found: Sequence[Row]) -> str:
     """Fill the lines of a method page; a page without marks stays as it is."""
 
     def filled(match: re.Match[str]) -> str:
-        """Return a mark with its line, or a list of several."""
+        """Return a mark with its line, or a list of those of several that were measured."""
         lines = [line(config, found) for config in match[1].split()]
+        lines = [text for text in lines if text != NOT_MEASURED] or [NOT_MEASURED]
         if len(lines) > 1:
             lines = [wrapped(f"- {' '.join(text.split())}", "  ") for text in lines]
         return "\n".join([f"<!-- gain: {match[1]} -->", *lines, "<!-- gain: end -->"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from docskit import PAGES, ROOT, commands, offered, prose, spans, tables
+from scriptkit import script_module
 from shippedkit import shipped
 
 from flowrl.config.sections import SECTIONS
@@ -18,7 +19,7 @@ from flowrl.runs.catalogue import load_methods
 
 METHOD_PAGES = sorted(name for name in PAGES if name.startswith("docs/methods/"))
 FORM = ["Idea", "Axes", "Run it", "Knobs that matter", "Watch", "What it gains", "Where it differs"]
-LINES = 64
+LINES = 66
 NUMBERS = 3.5  # figures per 100 words of prose
 THEIRS = {"aggregate_fn", "sde_frac"}  # names of published code
 GAIN = re.compile(r"<!-- gain: (shapes/[\w/ ]+) -->\n(.*?)<!-- gain: end -->", re.DOTALL)
@@ -148,21 +149,24 @@ def test_a_method_page_shows_how_to_train(name: str) -> None:
 
 @every_page
 def test_a_method_page_has_the_marks_of_its_gains(name: str) -> None:
-    """Between them stands one sentence about each config that they name, or that it was not
-    measured; several are a list."""
+    """Between them stands one sentence about each config that they name and that was measured, a
+    list of several, or that none was."""
     page = PAGES[name]
     found = GAIN.findall(page)
     assert found and page.count("<!-- gain: ") == 2 * len(found)
     for configs, text in found:
         assert {*configs.split()} <= {*list_configs()}
-        said = re.split(r"^- ", text, flags=re.MULTILINE)[1:] if " " in configs else [text]
-        for config, one in zip(configs.split(), said, strict=True):
-            assert one.startswith((f"`{config}`: ", "Not measured"))
-            assert one.count("\n") <= 2
+        said = re.findall(r"^(?:- )?(`shapes/\w+`: .*\n(?:[^-].*\n)?)", text, re.MULTILINE)
+        assert "".join(said) == text.replace("\n- ", "\n").removeprefix("- ") or (
+            not said and text == "Not measured on shapes.\n"
+        )
+        about = [spans(one)[0] for one in said]
+        assert about == [config for config in configs.split() if config in about]
 
 
 def test_every_gain_is_on_one_page() -> None:
-    """A config's mark stands once."""
+    """A config's mark stands once, and what the table on equal terms asks for has one."""
     marks = [GAIN.findall(PAGES[name]) for name in METHOD_PAGES]
     configs = " ".join(one for found in marks for one, _ in found).split()
     assert len(set(configs)) == len(configs)
+    assert {*script_module("results/methods").wanted()} <= {*configs}

@@ -126,6 +126,8 @@ def test_the_row_of_a_comparison() -> None:
 
 ROW = {"config": "shapes/x", "gain": 0.138, "low": 0.095, "high": 0.179, "right": 0.776}
 ROW |= {"against_guidance": -0.01, "nfe": 64000.0, "iterations": 12.0, "seeds": 3}
+Z = {"config": "shapes/z", "on": "the test prompts", "gain": 0.9, "nfe": 1.0, "seeds": 3}
+Z |= {"low": None, "against_guidance": None}
 
 
 @pytest.mark.parametrize(
@@ -163,10 +165,14 @@ def test_the_line_of_a_method_page(tmp_path: Path, changes: dict[str, Any], said
     assert " ".join(inside.split()) == said and len(inside) < len(text)
     assert module.method_page(text, [row]) == text and max(map(len, text.splitlines())) <= 100
     assert module.method_page("# No mark\n", [row]) == "# No mark\n"
-    # a mark of several configs: a list
-    text = module.method_page(f"<!-- gain: shapes/x shapes/z -->\nold\n{end}\n", [row])
-    lines = [" ".join(one.split()) for one in text.removesuffix(f"\n{end}\n").split("\n- ")[1:]]
-    assert lines == [said, "Not measured on shapes."] and max(map(len, text.splitlines())) <= 100
+    # a mark of several configs: of those that were measured
+    text = module.method_page(f"{mark[:-4]} shapes/z -->\nold\n{end}\n", [row])
+    assert text == f"{mark[:-4]} shapes/z -->\n{inside}\n{end}\n"
+    text = module.method_page(f"{mark[:-4]} shapes/z -->\nold\n{end}\n", [row, {**row, **Z}])
+    if said.startswith("`shapes/x`"):
+        first, second = (" ".join(one.split()) for one in text.split("\n- ")[1:])
+        assert first == said and second == f"`shapes/z`: +90.0 points (3 seeds, 1 NFE). {end}"
+        assert max(map(len, text.splitlines()[1:])) <= 100
 
 
 def test_the_line_of_what_learning_measured(tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,7 +13,6 @@ which is all that the next call needs to go on; `tables.py` writes the section o
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import between, fixed, percent, wrapped
-from methods import NFE, ROOT, SEEDS, read
+from methods import NFE, ROOT, SEEDS, command_line, read
 from methods import SETTINGS as COMMON
 from methods_table import by_config, cell, gains, untrained
 from scipy import stats
@@ -220,12 +219,7 @@ def targets() -> list[tuple[Path, Any]]:
 
 def main() -> None:
     """Train what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", default=[], metavar="SETTING", choices=SETTINGS)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
-    args = parser.parse_args()
+    args = command_line(__doc__, *SETTINGS).parse_args()
     train(args.only, args.minutes)
 
 

@@ -185,10 +185,10 @@ def why_not(found: Outcomes) -> str:
                 why = re.sub(r"\bmodel \w+ (makes|knows)\b", r"the model \1", why)
                 reasons.setdefault(method.slug, {}).setdefault(why, []).append(model)
     together: dict[str, list[str]] = {}
-    for method, each in reasons.items():
-        for why, models in each.items():
-            where = f" ({', '.join(models)})" if len(each) > 1 else ""
-            together.setdefault(why, []).append(f"`{method}`{where}")
+    for slug, each in reasons.items():
+        for why, names in each.items():
+            where = f" ({', '.join(names)})" if len(each) > 1 else ""
+            together.setdefault(why, []).append(f"`{slug}`{where}")
     lines = [f"- {', '.join(methods)}: {why}" for why, methods in together.items()]
     return "\n".join(wrapped(line, "  ") for line in lines)
 

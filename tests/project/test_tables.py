@@ -87,6 +87,19 @@ def test_levels_come_from_the_rows_of_gains() -> None:
     assert "sd3/awm" not in text and "shapes/awm: {level: seeds, " in text
 
 
+def test_why_pairs_are_refused_is_said_once() -> None:
+    """Two methods share a reason; of the one that has two, the models are named."""
+    module = script_module("results/pairs")
+    found = {model: {one.slug: "composed: x" for one in load_methods()} for model in ("sd3", "wan")}
+    found["sd3"] |= {"awm": "refused: sd3/awm: loss: no", "dgpo": "refused: sd3/dgpo: loss: no"}
+    found["wan"] |= {
+        "awm": "refused: sd3/awm on wan: loss: no",
+        "dgpo": "refused: sd3/dgpo on wan: model wan makes videos",
+    }
+    said = "- `awm`, `dgpo` (sd3): loss: no\n- `dgpo` (wan): the model makes videos"
+    assert module.why_not(found) == said
+
+
 # ----------------------------------------------------------------------------- what a config gained
 
 

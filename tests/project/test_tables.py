@@ -90,12 +90,13 @@ def test_levels_come_from_the_rows_of_gains() -> None:
 def test_why_pairs_are_refused_is_said_once() -> None:
     """Two methods share a reason; of the one that has two, the models are named."""
     module = script_module("results/pairs")
-    found = {model: {one.slug: "composed: x" for one in load_methods()} for model in ("sd3", "wan")}
-    found["sd3"] |= {"awm": "refused: sd3/awm: loss: no", "dgpo": "refused: sd3/dgpo: loss: no"}
-    found["wan"] |= {
+    composed = {method.slug: "composed: x" for method in load_methods()}
+    on_sd3 = {"awm": "refused: sd3/awm: loss: no", "dgpo": "refused: sd3/dgpo: loss: no"}
+    on_wan = {
         "awm": "refused: sd3/awm on wan: loss: no",
         "dgpo": "refused: sd3/dgpo on wan: model wan makes videos",
     }
+    found = {"sd3": {**composed, **on_sd3}, "wan": {**composed, **on_wan}}
     said = "- `awm`, `dgpo` (sd3): loss: no\n- `dgpo` (wan): the model makes videos"
     assert module.why_not(found) == said
 

@@ -10,7 +10,8 @@ the teacher samples `--trajectories` of training prompts in ten Euler steps, who
 student's four sigmas are kept. Then the student's velocity at each of them is fitted to the
 straight line to the next (progressive distillation, 2202.00512, in one go).
 
-The teacher may be one that was trained further: `--teacher` names its run.
+The teacher may be one that was trained further: `--teacher` names its run, `--out` the student's
+file.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, one processor")
     parser.add_argument("--trajectories", type=int, default=8192, help="of the teacher")
     parser.add_argument("--teacher", default="", help="run of a LoRA of the same layers")
+    parser.add_argument("--out", type=Path, default=OUT, help="file of the student")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     config = load_config("shapes/tdm_r1", ["train.start=''"])
@@ -85,9 +87,9 @@ def _distil(asked: argparse.Namespace, config: Config, model: FlowModel, weights
             print(f"{step:5d}  {100 * used:3.0f} %  loss {loss.item():.4f}", flush=True)
         step += 1
     # the averaged student is what is kept
-    OUT.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     kept = weights.state_dict()["student"]
-    save_file({name: rows.half().contiguous() for name, rows in kept.items()}, OUT)
+    save_file({name: rows.half().contiguous() for name, rows in kept.items()}, asked.out)
 
 
 def _teach(config: Config, model: FlowModel, count: int) -> Taught:

@@ -123,6 +123,7 @@ ROWS = {
         "VGPO",
         (
             "plan={fn: comb, steps: 6, size: 3, noise_scale: 0.4, preview: x0}",
+            "train.group=24",  # three images share a noise; as in shapes/vgpo
             "transition={fn: cps}",
             "credit={fn: value_anchored, gamma: 0.99, k: 0.1}",
         ),

@@ -8,7 +8,7 @@ a line on each method's page, `method_docs.py` a column of docs/methods.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -166,20 +166,26 @@ def variety(entry: Mapping[str, Any]) -> float | None:
 def untrained(result: Result) -> list[Result]:
     """Work out the rows of the base model and its alternatives: score, interval, NFE per image."""
     base = result["base"]
-    places = list(zip(base["tags"], base["scenes"], strict=True))
-    columns = list(dict.fromkeys(places))
-    tags = [tag for tag, _ in columns]
     made = []
     every = {"as it is": {"nfe_per_image": STEPS, "outcomes": base["outcomes"]}}
     for title, one in {**every, **result.get("alternatives", {})}.items():
-        scores: dict[tuple[str, str], list[float]] = {}
-        for place, some in zip(places, unpacked(one["outcomes"]), strict=True):
-            scores.setdefault(place, []).extend(some)
-        values = np.array([[np.mean(scores[place]) for place in columns]])
-        whole = crossed(values, tags)
-        row = {"title": title, "right": whole["mean"], "interval": whole["interval"]}
+        right, interval = share_of(base, one["outcomes"])
+        row = {"title": title, "right": right, "interval": interval}
         made.append({**row, "nfe_per_image": one["nfe_per_image"]})
     return made
+
+
+def share_of(prompts: Mapping[str, Any], outcomes: str) -> tuple[float, list[float | None]]:
+    """Return the share of right images of one model, the mean over tasks, and its 95 % interval
+    over scenes; `prompts` has the tag and the scene of each prompt."""
+    places = list(zip(prompts["tags"], prompts["scenes"], strict=True))
+    columns = list(dict.fromkeys(places))
+    scores: dict[tuple[str, str], list[float]] = {}
+    for place, some in zip(places, unpacked(outcomes), strict=True):
+        scores.setdefault(place, []).extend(some)
+    values = np.array([[np.mean(scores[place]) for place in columns]])
+    whole = crossed(values, [tag for tag, _ in columns])
+    return float(whole["mean"]), list(whole["interval"])
 
 
 # ------------------------------------------------------------------------------------ for the docs
@@ -238,10 +244,15 @@ def base_table(some: Iterable[Result]) -> str:
     """Draw the rows of the base model."""
     lines = [["base model", "right", "95 % interval", "NFE per image"]]
     for row in some:
-        known = None not in row["interval"]
-        ends = " to ".join(points(end, "") for end in row["interval"]) if known else "–"
+        ends = interval_text(row["interval"])
         lines.append([row["title"], percent(row["right"]), ends, str(row["nfe_per_image"])])
     return markdown_table(lines)
+
+
+def interval_text(interval: Sequence[float | None]) -> str:
+    """Write an interval of a share in percent."""
+    ends = [points(end, "") for end in interval if end is not None]
+    return " to ".join(ends) if len(ends) == len(interval) else "–"
 
 
 def line(row: Mapping[str, Any], result: Result) -> str:

@@ -27,6 +27,8 @@ PARTS = (
     "gains",
     "methods_table",
     "claims",
+    "transfer",
+    "student",
     "methods_figures",
     "hacking",
     "hacking_figure",

@@ -9,6 +9,8 @@ import pytest
 from scipy import stats
 from scriptkit import script_module
 
+from flowrl.training.rehearsal import check_plan
+
 HACKING = script_module("results/hacking")
 
 
@@ -62,11 +64,13 @@ def test_every_row_trains_on_the_head_and_never_on_the_checker() -> None:
 
 
 def test_rows_differ_in_their_remedy_alone() -> None:
-    """Model, optimizer and batch are those of the row without a remedy; VGPO has its own plan."""
+    """Model, optimizer and batch are those of the row without a remedy; VGPO has its own plan, of
+    which three images of a prompt share a noise. Every plan can be drawn."""
     plain = HACKING.config_of(HACKING.NOTHING).to_dict()
     for name in HACKING.ROWS:
         mine = HACKING.config_of(name).to_dict()
-        own = ("plan",) if name == "vgpo" else ()
+        check_plan(HACKING.config_of(name))
+        own = ("plan", "train") if name == "vgpo" else ()
         for section in ("model", "prompts", "image", "plan", "loss", "optimizer", "train", "eval"):
             assert section in own or mine[section] == plain[section], (name, section)
 

@@ -140,10 +140,12 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     # per prompt, where every run and the base model have it, else per task
     every = [base, *itertools.chain.from_iterable(rows.values())]
     prompts = all(row.get("outcomes") for row in every) and "tags" in base
-    places, tags = list[tuple[str, str]](), list(base["tasks"])
+    places: list[tuple[str, str]] = []
     if prompts:
         places = _places(base)
         tags = [tag for tag, _ in dict.fromkeys(places)]
+    else:
+        tags = list(base["tasks"])
 
     def values(row: Result) -> list[float]:
         if prompts:

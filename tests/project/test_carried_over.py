@@ -1,0 +1,124 @@
+"""What carries over to other models, rewards and students: tables are worked out from outcomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scipy import stats
+from scriptkit import script_module
+
+TRANSFER = script_module("results/transfer")
+STUDENT = script_module("results/student")
+PROMPTS = {"tags": ["even", "even", "odd", "odd"], "scenes": ["a", "b", "c", "d"]}
+
+
+def runs(*outcomes: str) -> list[dict[str, Any]]:
+    """Return runs as the files keep them, one image of each prompt."""
+    made = []
+    for seed, text in enumerate(outcomes):
+        at = {"iteration": 1, "nfe": 60_000.0, "outcomes": text}
+        made.append({"seed": seed, "failed": None, "at": {"nfe": at}})
+    return made
+
+
+def in_setting(*seeds: tuple[str, str, str]) -> dict[str, Any]:
+    """Return what the file has of a setting: its first configs with these outcomes."""
+    configs = []
+    for name, three in zip(TRANSFER.CONFIGS, seeds, strict=False):
+        configs.append({"name": name, "file": name, "lr": 1.0, "seeds": runs(*three)})
+    return {"base": {**PROMPTS, "outcomes": "1 0 0 0"}, "configs": configs}
+
+
+def test_gains_of_a_setting_are_those_of_its_outcomes() -> None:
+    """The base has 1 of 4 right; 3, 2 and 3 of 4 are +41.7 points in the mean, 1, 1 and 0 -8.3."""
+    better, worse = ("1 1 1 0", "1 1 0 0", "1 1 1 0"), ("1 0 0 0", "1 0 0 0", "0 0 0 0")
+    found = TRANSFER.rows({"soft": in_setting(better, worse)}, "soft")
+    first, second = TRANSFER.CONFIGS[:2]
+    assert found[first]["gain"] == pytest.approx(5 / 12)
+    assert found[second]["gain"] == pytest.approx(-1 / 12)
+    assert (found[first]["below"], found[second]["below"]) == (0, 1)
+    assert TRANSFER.base_of(in_setting(better)) == pytest.approx(0.25)
+
+
+def test_the_rank_correlation_and_its_interval_by_hand() -> None:
+    """Ranks 1 to 6 against 2 1 4 3 6 5 differ by 1 six times: 1 - 6 * 6 / 210 = 0.829. In Fisher's
+    terms 1.184 +- 1.960 * sqrt(1.343 / 3), so -0.13 to 2.50."""
+    first = {str(k): {"gain": float(k)} for k in range(6)}
+    second = {str(k): {"gain": float(k ^ 1)} for k in range(6)}
+    r, low, high = TRANSFER.order(first, second)
+    assert r == pytest.approx(1 - 36 / 210)
+    assert (low, high) == (pytest.approx(-0.127, abs=2e-3), pytest.approx(0.987, abs=1e-3))
+    # only what both have; the same order has no interval
+    assert TRANSFER.order(first, {**second, "7": {"gain": 9.0}}) == (r, low, high)
+    assert TRANSFER.order(first, first) == (1.0, 1.0, 1.0)
+    assert r == pytest.approx(stats.spearmanr(range(6), [1, 0, 3, 2, 5, 4]).statistic)
+
+
+@pytest.mark.parametrize("setting", ["sdxl", "weaker", "soft"])
+def test_a_setting_changes_what_it_names_alone(setting: str) -> None:
+    """Of each config the rate is the table's; model or rewards are the setting's."""
+    for name in TRANSFER.CONFIGS:
+        table = TRANSFER.load_config(name, TRANSFER.COMMON).to_dict()
+        mine = TRANSFER.config_of(setting, name).to_dict()
+        changed = {key for key in table if mine[key] != table[key]}
+        own = "rewards" if setting == "soft" else "model"
+        assert own in changed and changed <= {own, "optimizer"}, (name, changed)
+        (lr,) = [row["lr"] for row in TRANSFER.read()["configs"] if row["file"] == name]
+        assert mine["optimizer"] == {**table["optimizer"], "lr": lr}
+        assert mine["eval"]["score"] == "strict"
+        assert mine["prompts"]["test"] == "assets/shapes/final.jsonl"
+
+
+def test_the_table_of_students_by_hand() -> None:
+    """The student has 2 of 4 right; trained, it has 3, 3 and 4 of 4: +33.3 points."""
+    single, better = "1 1 0 0", ("1 1 1 0", "1 1 0 1", "1 1 1 1")
+    rows: dict[str, Any] = {}
+    for name, row in STUDENT.ROWS.items():
+        rows[name] = runs(*better) if row.seeds else runs(single)
+    rows["base"], rows["moved"] = runs("1 1 1 1"), runs(single, single, "0 1 0 0")
+    found = {"prompts": PROMPTS, "rows": rows}
+    assert STUDENT.complete(found)
+    by_name = {row["name"]: row for row in STUDENT.rows(found)}
+    assert list(by_name) == list(STUDENT.ROWS)
+    assert by_name["base"]["right"] == 1 and by_name["student"]["right"] == 0.5
+    assert by_name["direct"]["gain"] == pytest.approx(1 / 3)
+    assert by_name["moved"]["gain"] == pytest.approx(-1 / 12)
+    lines = STUDENT.table(STUDENT.rows(found)).splitlines()
+    assert len(lines) == 2 + len(STUDENT.ROWS)
+    assert "+33.3" in lines[-1] and "83.3 %" in lines[-1]
+    # a missing seed, and there is no table
+    rows["anew"].pop()
+    assert not STUDENT.complete(found)
+
+
+def test_students_are_trained_and_judged_in_four_steps() -> None:
+    """The trained base model differs from the table's DiffusionNFT in its LoRA and rate; all that
+    has four steps draws in four when it is judged."""
+    trained = STUDENT.config_of("trained").to_dict()
+    direct = STUDENT.config_of("direct", STUDENT.FOUR).to_dict()
+    assert (trained["eval"]["steps"], direct["eval"]["steps"], direct["plan"]["steps"]) == (
+        10,
+        4,
+        4,
+    )
+    assert trained["model"]["tune"] == "lora" and trained["model"] == direct["model"]
+    changed = {key for key in trained if trained[key] != direct[key]}
+    assert changed == {"name", "plan", "eval", "likelihood"}
+
+
+@pytest.mark.parametrize("module", [TRANSFER, STUDENT])
+def test_the_files_keep_their_protocol(module: Any) -> None:
+    """Every run spent its budget; every outcome has each prompt of the test list."""
+    found = module.kept()
+    if not found:
+        pytest.skip("nothing was trained yet")
+    if module is TRANSFER:
+        some = [(one["base"], row["seeds"]) for one in found.values() for row in one["configs"]]
+    else:
+        some = [(found["prompts"], seeds) for name, seeds in found["rows"].items()]
+    for prompts, seeds in some:
+        for run in seeds:
+            end = run["at"]["nfe"]
+            assert run["failed"] or len(end["outcomes"].split()) == len(prompts["tags"])
+            assert run["failed"] or "nfe" not in run or run["nfe"] >= module.NFE

@@ -16,7 +16,6 @@ also the runs without a remedy, in `runs/hacking`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from figures import between, percent, points, wrapped
-from methods import add_to
+from methods import add_to, command_line
 from methods_table import gains
 from scipy import stats
 
@@ -351,12 +350,7 @@ def targets() -> list[tuple[Path, Any]]:
 
 def main() -> None:
     """Train what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", choices=ROWS)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
-    args = parser.parse_args()
+    args = command_line(__doc__, *ROWS).parse_args()
     train(args.only, args.minutes)
 
 

@@ -194,13 +194,20 @@ def alternatives() -> None:
         write_json(FILE, found)
 
 
+def command_line(text: str | None, *rows: str) -> argparse.ArgumentParser:
+    """Return the command line of a script that trains what is missing; `rows` are all that it has,
+    where a name may be wrong."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", choices=rows or None)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
+    return parser
+
+
 def main() -> None:
     """Train what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
+    parser = command_line(__doc__)
     parser.add_argument("--again", metavar="CONFIG", help="take its runs out, and train it anew")
     args = parser.parse_args()
     if args.again:

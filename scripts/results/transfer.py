@@ -1,8 +1,7 @@
 """Does what a method gains carry over: to a weaker base model, to one that predicts noise, to a
 reward that is not the metric?
 
-    python scripts/assets/shapes_base/main.py ...      # the weaker base model: see WEAKER
-    python scripts/results/transfer.py                 # until all is there; Ctrl-C, go on
+    python scripts/results/transfer.py                       # until all is there; Ctrl-C, go on
     python scripts/results/transfer.py --minutes 40 --only sdxl soft
 
 Six configs of assets/results/methods.json, one of each family, are trained once more with the rates
@@ -13,7 +12,6 @@ which is all that the next call needs to go on; `tables.py` writes the section o
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import between, fixed, percent, wrapped
-from methods import NFE, ROOT, SEEDS, read
+from methods import NFE, ROOT, SEEDS, command_line, read
 from methods import SETTINGS as COMMON
 from methods_table import by_config, cell, gains, untrained
 from scipy import stats
@@ -47,6 +45,10 @@ CONFIGS = (
 and the oldest one."""
 
 WEAKER = "data/shapes-sd3-weaker"
+"""Made by scripts/assets/shapes_base/main.py with `--out` this folder, which has a copy of
+assets/shapes-sd3/vae: stages `scenes --pairs 20000`, `text` and `flow --steps 3000`; an hour of one
+core."""
+
 READING = "attn2.to_q, attn2.to_k, attn2.to_v, attn2.to_out.0"
 """Of the U-Net the layers that read the prompt, as the configs train those of SD3."""
 
@@ -54,23 +56,32 @@ Result = dict[str, Any]
 
 
 class Setting(NamedTuple):
-    """Where a method is tried again: its title, and what it changes in every config."""
+    """Where a method is tried again: its title, what that is, and what it changes in every
+    config."""
 
     title: str
+    what: str
     changes: tuple[str, ...]
 
 
 SETTINGS = {
     "sdxl": Setting(
         "small SDXL",
+        "`assets/shapes-sdxl`, a U-Net that predicts noise",
         (
             "model={fn: sdxl, path: assets/shapes-sdxl, guidance: 1.0, dtype: float32, tune: full,"
             f" layers: [{READING}, add_embedding.linear_1, add_embedding.linear_2]}}",
         ),
     ),
-    "weaker": Setting("stopped early", (f"model.path={WEAKER}",)),
+    "weaker": Setting(
+        "weaker",
+        "the table's base model, trained a third as long",
+        (f"model.path={WEAKER}",),
+    ),
     "soft": Setting(
         "another reward",
+        "trained on `soft_shapes`, the distance to the nearest right image, and judged by the"
+        " checker like all others",
         (
             "rewards={soft: {fn: soft_shapes, form: gaussian, width: 0.01},"
             " strict: {fn: shapes, mode: strict, weight: 0}}",
@@ -187,11 +198,9 @@ def _cell(row: Result | None) -> str:
 INTRODUCTION = """## Does it carry over?
 
 Six configs, one of each family, with the rates that were chosen for the table above, on the same
-test prompts: three seeds of 60,000 network evaluations each. *Small SDXL* predicts noise with a
-U-Net (`assets/shapes-sdxl`); *stopped early* is the table's own base model after a third of its
-training; *another reward* trains the table's base model on `soft_shapes`, the distance to the
-nearest right image, and is judged by the checker like all others. A star: above 0 after Holm's
-correction over the column. The last row is Spearman's, with its 95 % interval over methods."""
+test prompts: three seeds of 60,000 network evaluations each. A star: above 0 after Holm's
+correction over the column. The last row is Spearman's rank correlation with the table's gains, with
+its 95 % interval over methods."""
 
 
 def page(text: str) -> str:
@@ -199,11 +208,12 @@ def page(text: str) -> str:
     found = kept()
     parts = []
     if complete(found):
-        bases = []
+        settings = []
         for name in complete(found):
-            bases.append(f"{SETTINGS[name].title} {percent(base_of(found[name]))}")
-        starts = wrapped(f"Right images before training: {', '.join(bases)}.")
-        parts = [INTRODUCTION, table(by_config(), found), starts]
+            title, what, _ = SETTINGS[name]
+            start = percent(base_of(found[name]))
+            settings.append(wrapped(f"- *{title}*: {what}; {start} right before training", "  "))
+        parts = [INTRODUCTION, "\n".join(settings), table(by_config(), found)]
     return between(text, "transfer: table", "transfer: end", parts)
 
 
@@ -220,12 +230,7 @@ def targets() -> list[tuple[Path, Any]]:
 
 def main() -> None:
     """Train what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", default=[], metavar="SETTING", choices=SETTINGS)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after")
-    args = parser.parse_args()
+    args = command_line(__doc__, *SETTINGS).parse_args()
     train(args.only, args.minutes)
 
 

@@ -218,7 +218,7 @@ class PlateauMonitor(Section):
     """what counts as a gain: more than this above the best score; raise it to the noise of an
     evaluation"""
     action: Action = "warn"
-    """`stop` ends the run as if it were done; its best checkpoint is there either way"""
+    """what is done"""
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,7 @@ class HackingMonitor(Section):
     """how far the held-out score may fall below its best while the training reward is higher than
     it was then; lower it to hear sooner, raise it to the noise of an evaluation"""
     action: Action = "warn"
-    """`rollback` goes back to the best checkpoint, `raise_kl` holds the policy nearer to the base
-    model"""
+    """what is done"""
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ class DiversityMonitor(Section):
     floor: Share = 0.5
     """smallest share of the `diversity` of the first iterations; raise it where variety matters"""
     action: Action = "warn"
-    """`raise_kl` slows the collapse"""
+    """what is done"""
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ class ImagesMonitor(Section):
     grid: Factor = 3.0
     """how many times the energy of a grid of 8 pixels may grow"""
     action: Action = "warn"
-    """what is done when one of them is left"""
+    """what is done"""
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ class DriftMonitor(Section):
     limit: Annotated[float, Gt(0)] = 0.5
     """largest size of the change as a share of the base model's velocity; lower it to stay near"""
     action: Action = "warn"
-    """`raise_kl` pulls back"""
+    """what is done"""
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ class RatioMonitor(Section):
     patience: Positive = 3
     """iterations in a row"""
     action: Action = "warn"
-    """`lower_lr` makes updates smaller"""
+    """what is done"""
 
 
 @dataclass(frozen=True)

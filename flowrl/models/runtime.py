@@ -180,7 +180,7 @@ def avoid_cudnn(name: str, *, device: torch.device, trains: bool) -> None:
     on CUDA; for the whole process, unless `name` is cuDNN's.
 
     From PyTorch 2.11 on it is the first choice on an H100 or H200. Its backward pass fails there
-    for FLUX (seen on an H200, docs/memory.md), and has gradients that are no numbers under a mask
+    for FLUX (seen on an H200), and has gradients that are no numbers under a mask
     of some lengths (pytorch/pytorch issue 196678).
     """
     if trains and device.type == "cuda" and name != CUDNN:

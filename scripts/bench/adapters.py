@@ -4,7 +4,7 @@ calls, and milliseconds, for a sampled and for a trained row.
     python scripts/bench/adapters.py            # all of them, three minutes of one core
     python scripts/bench/adapters.py wan flux2  # some, printed only
 
-Writes assets/results/adapters.json, of which docs/models.md has a table. Rows are four images of
+Writes assets/results/adapters.json, which docs/models.md sums up. Rows are four images of
 two prompts, guided where the pipeline guides by two branches; a sampled step has one noise level,
 a trained batch four. Times are processor time, the best of many rounds on one thread, so that what
 else runs counts for little: of a tiny network nearly all of it is what stands around the network,

@@ -196,7 +196,9 @@ def _shared(rows: list[tuple[str, list[str]]]) -> list[tuple[list[str], list[str
         _, dot, argument = name.rpartition(".")
         for names, others in found:
             alike = names[0].endswith(f".{argument}") and others[:-1] == cells[:-1]
-            same = cells[-1] in (others[-1], *(f"as `{one}`" for one in names))
+            known = [f"as `{one}`" for one in names]
+            known += [f"as in `{one.rpartition('.')[0]}`" for one in names]
+            same = cells[-1] in (others[-1], *known)
             if dot and alike and same:
                 names.append(name)
                 break

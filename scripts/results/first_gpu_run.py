@@ -1,9 +1,9 @@
-"""Work out the tables of docs/first-gpu-run.md: what its run takes on cards of three sizes.
+"""Work out the table of docs/first-gpu-run.md: what its run takes on cards of three sizes.
 
     python scripts/results/first_gpu_run.py                            # all; takes minutes
     python scripts/results/first_gpu_run.py --only sd3/flow_grpo_fast  # this; the rest stays
 
-Writes assets/results/first-gpu-run.json; `tables.py` makes the tables from it.
+Writes assets/results/first-gpu-run.json; `tables.py` makes the table from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from figures import between, fixed
 
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
-from flowrl.core.tables import flop, markdown_table
+from flowrl.core.tables import markdown_table
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import GIB, fitted
 from flowrl.cost.time_shares import CARDS, ITERATIONS, Card, Times, Work, time_text, times_of
@@ -40,8 +40,6 @@ CONFIGS = {  # name -> how the reward is called for it
 SIZES = {24: "RTX 4090", 48: "L40S", 80: "A100"}  # GB -> the card whose times are shown
 LISTS = {"train": 500, "test": 100}  # prompts
 CHANGES = ("train.prompts=16",)  # those of the page's own config
-WALKED = "sd3/flow_grpo_fast"
-ITERATION = ("sampling", "decode", "rewards", "training")
 Row = dict[str, Any]
 
 
@@ -102,61 +100,42 @@ def main() -> None:
         write_json(FILE, {**about, "libraries": libraries, "rows": there})
 
 
-def times(one: Row, names: tuple[str, ...] = ()) -> Times:
-    """Return the work of a row, or of some of its parts."""
-    work = {key: Work(*done) for key, done in one["work"].items() if not names or key in names}
+def times(one: Row) -> Times:
+    """Return the work of a row."""
+    work = {key: Work(*done) for key, done in one["work"].items()}
     return Times(ITERATIONS, work, [])
 
 
-def told(one: Row) -> list[str]:
-    """Return the cells of a row."""
-    card = card_of(SIZES[one["gigabytes"]])
+def told(one: Row) -> str:
+    """Say what a config takes on the card of a size: its peak, and the time of all iterations."""
+    words = [f"{fixed(one['gib'])} GiB"] + [one["quantize"]] * (one["quantize"] != "none")
+    words += ["does not fit"] * (not one["fits"])
+    return f"{', '.join(words)}; {time_text(times(one).seconds(card_of(SIZES[one['gigabytes']])))}"
+
+
+def shape(one: Row) -> list[str]:
+    """Say how large the images are, and how many of them an iteration has."""
     height, width, frames = one["image"]
-    prompts, group, states = one["batch"]
+    prompts, group, _ = one["batch"]
     pixels = f"{height} x {width}" + (f", {frames} frames" if frames > 1 else "")
-    notes = [fixed(one["gib"])] + [one["quantize"]] * (one["quantize"] != "none")
-    notes += ["as it is"] * (not one["changes"]) + ["does not fit"] * (not one["fits"])
-    fast, slow = times(one, ITERATION).seconds(card)
-    an_iteration = time_text((fast / ITERATIONS, slow / ITERATIONS))
-    whole = time_text(times(one).seconds(card))
-    cells = [f"`{one['config']}`", pixels, f"{prompts} x {group}, {states}"]
-    return [*cells, ", ".join(notes), an_iteration, whole]
+    return [pixels, f"{prompts * group}"]
 
 
 def sizes_table() -> str:
     """Show each config on the card of each size."""
     rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
-    parts = []
-    for size, name in SIZES.items():
-        head = ["config", "image", "prompts x images, states", "GiB", "an iteration"]
-        table = [[*head, f"{ITERATIONS:,} iterations"]]
-        table += [told(one) for one in rows if one["gigabytes"] == size]
-        parts.append(f"**{size} GB**, times on an {name}:\n\n{markdown_table(table)}")
-    return "\n\n".join(parts)
-
-
-def shares_table() -> str:
-    """Show where the time of the page's run goes, on the smallest card."""
-    rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
-    (one,) = (row for row in rows if row["config"] == WALKED and row["gigabytes"] == 24)
-    found, card = times(one), card_of(SIZES[24])
-    table = [["part", "share", "work", f"{ITERATIONS:,} iterations"]]
-    for name in sorted(found.work, key=lambda name: -found.share(name, card)):
-        operations = int(found.work[name].operations)
-        done = flop(operations) if operations else "-"
-        share = f"{fixed(100 * found.share(name, card))} %"
-        table.append([name, share, done, time_text(found.seconds(card, name))])
-    whole = time_text(found.seconds(card))
-    table.append(["all", "100 %", flop(int(found.total.operations)), whole])
+    plain = {(one["config"], one["gigabytes"]): one for one in rows}
+    sizes = [f"{size} GB, {name}" for size, name in SIZES.items()]
+    table = [["config", "image", "images of an iteration", *sizes]]
+    for name in CONFIGS:
+        cells = [told(plain[name, size]) for size in SIZES]
+        table.append([f"`{name}`", *shape(plain[name, min(SIZES)]), *cells])
     return markdown_table(table)
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
-    """Return what fills both tables of the page."""
-    return [
-        (PAGE, lambda text: between(text, "sizes: table", "sizes: end", [sizes_table()])),
-        (PAGE, lambda text: between(text, "shares: table", "shares: end", [shares_table()])),
-    ]
+    """Return what fills the table of the page."""
+    return [(PAGE, lambda text: between(text, "sizes: table", "sizes: end", [sizes_table()]))]
 
 
 if __name__ == "__main__":

@@ -128,7 +128,8 @@ def _part(node: ast.ClassDef) -> tuple[str, str, str] | None:
         return None
     when = re.findall(r"'([\w.<]+)'", known["when"])
     named = [each.removeprefix("config.").replace("needs.", "@needs ") for each in when]
-    says = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+    text = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+    says = re.split(r"[.;] ", text)[0].removesuffix(".").replace("``", "`") + "."
     return ast.literal_eval(known["name"]), ", ".join(f"`{each}`" for each in named), says
 
 

@@ -40,6 +40,7 @@ SHARED = {
     "sigmas": "any rows",
 }
 UNSERVED = ("refused", "not tried")
+OWN_CALL = "its own call"
 Row = dict[str, Any]
 
 
@@ -82,7 +83,7 @@ def row(name: str) -> Row:
     gradient = next(check.says for check in fence.checks if check.name == "gradient")
     number = "by the number of the step; " if fence.indexed else ""
     says = f"{number}gradient {gradient}"
-    return {"served": served or "its own call", "shares": SHARED[fence.rows], "says": says}
+    return {"served": served or OWN_CALL, "shares": SHARED[fence.rows], "says": says}
 
 
 def measured(name: str) -> Row:
@@ -153,10 +154,30 @@ def table(rows: dict[str, Row]) -> str:
     ]
     for title, names in classes().items():
         lines += [f"### {title}: {len(served(rows, title))} of {len(names)} classes", ""]
-        lines += ["| class | served by | share a call | |", "|---|---|---|---|"]
-        for name in names:
-            found = rows[name]
-            cells = (found["served"], found["shares"], found["says"])
-            lines.append(f"| {name.removesuffix('Pipeline')} | {' | '.join(cells)} |")
+        lines += ["| served by | share a call | classes |", "|---|---|---|"]
+        for (how, shares), alike in _alike(rows, names).items():
+            lines.append(f"| {how} | {shares} | {', '.join(alike)} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _alike(rows: dict[str, Row], names: list[str]) -> dict[tuple[str, str], list[str]]:
+    """Group classes by how they are served, or why they are not; those served come first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+
+    def order(name: str) -> tuple[bool, bool, str, str]:
+        found = rows[name]
+        own = found["served"] == OWN_CALL
+        return found["served"] in UNSERVED, own, found["shares"], name
+
+    for name in sorted(names, key=order):
+        found, shown = rows[name], name.removesuffix("Pipeline")
+        how, _, adapter = found["served"].partition(" ")
+        if how == "adapter":
+            how, shown = "its adapter", f"{shown} ({adapter})"
+        elif found["served"] == OWN_CALL:
+            how = OWN_CALL
+        else:
+            how = f"{found['served']}: {found['says'].partition(' (tried')[0]}"
+        groups.setdefault((how, found["shares"]), []).append(shown)
+    return groups

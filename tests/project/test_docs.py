@@ -38,7 +38,6 @@ from flowrl.config.load import load_config
 from flowrl.config.sections import SECTIONS
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
-from flowrl.evaluation.suites.shapes import checker, detect
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import TASKS, all_records
 from flowrl.training.parts import shipped
@@ -252,10 +251,3 @@ def test_counts_of_prompts() -> None:
         counts.append(sum(r["held_out"] for r in mine))
         assert [int(cell) for cell in row[2:]] == counts, task
         assert row[1] in {r["prompt"] for r in all_records()[task]}, task
-
-
-def test_constants_of_the_checker() -> None:
-    for row in rows(PAGES["docs/shapes.md"], "constant"):
-        (name,), (value,) = spans(row[0]), spans(row[1])
-        (found,) = {vars(m)[name] for m in (detect, checker) if name in vars(m)}
-        assert yaml.safe_load(value) == found, name

@@ -83,7 +83,7 @@ def test_the_page_has_these_commands() -> None:
     steps = ["configs", "estimate", "train", "doctor", "train", "view", "eval", "sample"]
     assert list(dict.fromkeys(shown)) == list(dict.fromkeys([*steps, "report", "export"]))
     profiles = [words[words.index("--profile") + 1] for words in lines() if "--profile" in words]
-    assert set(profiles) == {"24gb"} and len(profiles) == 7
+    assert set(profiles) == {"24gb"} and len(profiles) == 6
     # what is downloaded is what the config and its reward read
     config = load_config("sd3/flow_grpo_fast")
     reads = {config.model.kwargs["path"]}

@@ -244,6 +244,8 @@ def test_functions_that_take_an_argument_alike_share_a_row() -> None:
     made = module.config_page(f"### `credit`\n\n{head}{wide}{same}{other}")
     assert "| `eps` of `depth_norm`, `sibling_norm` | number from 0 | `1.0e-4` | wide |\n" in made
     assert other in made and module.config_page(made) == made
+    in_it = same.replace("as `depth_norm.eps`", "as in `depth_norm`")
+    assert module.config_page(f"### `credit`\n\n{head}{wide}{in_it}{other}") == made
     assert module.row_names("`eps` of `a`, `b`") == ["a.eps", "b.eps"]
     assert module.row_names("`a.eps`") == ["a.eps"]
 

@@ -120,3 +120,12 @@ def test_what_happens_without_a_remedy_is_said() -> None:
         "Without a remedy the share of right images went from 50.0 % to 25.0 %, 0.0 %, "
         "seed by seed; the proxy rose in 2 of 2."
     )
+
+
+def test_the_best_remedy_that_never_asks_the_checker_is_named() -> None:
+    """The row without a remedy, early stop and the rollback do not count."""
+    rows = [{"config": name, "gain": gain} for name, gain in [("rollback", 0.1), ("kl", -0.275)]]
+    assert HACKING.best_blind(rows) == (
+        "Of the remedies that never ask the checker KL to the base model kept most of the truth: "
+        "-27.5 points."
+    )

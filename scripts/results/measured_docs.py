@@ -1,4 +1,4 @@
-"""Tables of what was measured beside gains: the doctor's findings, speed, memory, published code.
+"""Tables of what was measured beside gains: the doctor's findings, speed, memory, other trainers.
 
 Each part fills the pages of docs/ that have its two marks, from a file of assets/results.
 """
@@ -18,7 +18,6 @@ from flowrl.doctor.findings import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
-SIDE = ("sampling", "decoding", "training", "between", "all")
 GPU = {"rollout": "sampling", "train": "training"}
 SHOWN = ("sd3 native", "sd3 large", "flux native", "flux _native_flash", "wan native")
 Result = dict[str, Any]
@@ -41,83 +40,23 @@ def findings() -> str:
     return markdown_table([["kind", "finding, and what it means"], *rows], left=2)
 
 
-def examined() -> str:
-    """Show what the doctor says of runs with a fault, and of shipped configs without one."""
-    found = read("doctor")
-    seconds = [row["cpu_seconds"] for row in found["shipped"]]
-    more = sum(bool(row["also"]) for row in found["results"])
-    rows = [
-        ["measured", "result"],
-        ["faults, named first", f"{found['named']} of {found['faults']}"],
-        ["faults with further findings behind the first", str(more)],
-        ["configs of `shapes/` on which it is silent", f"{found['silent']} of {found['configs']}"],
-        ["processor seconds for a config", f"{fixed(min(seconds), 0)} to {fixed(max(seconds), 0)}"],
-    ]
-    tables = [markdown_table(rows, left=1)]
-    spoken = [["config", "findings"]]
-    for row in found["shipped"]:
-        if row["findings"]:
-            spoken.append([f"`{row['config']}`", ", ".join(row["findings"])])
-    if len(spoken) > 1:
-        tables.append(markdown_table(spoken, left=2))
-    return "\n\n".join(tables)
-
-
-# ----------------------------------------------------------------- beside others' code and programs
-
-
-def published() -> str:
-    """Show how far published functions and ours lie apart on the same numbers."""
-    rows = [["published", "commit", "ours", "quantity", "largest difference", "largest value"]]
-    for case in read("published-code")["cases"].values():
-        place = f"https://github.com/{case['repository']}/blob/{case['commit']}/{case['path']}"
-        theirs = f"[{case['functions'][0]}]({place}) of {case['repository']}"
-        for what, found in case["gaps"].items():
-            numbers = [f"{found['difference']:.0e}", f"{found['value']:.2g}"]
-            rows.append([theirs, case["commit"][:7], case["ours"], what, *numbers])
-    return markdown_table(rows, left=4)
+# ------------------------------------------------------------------------- beside other trainers
 
 
 def side_by_side() -> str:
-    """Show the same work in public trainers and in flowrl."""
-    head = ["trainer", *SIDE, "range", "network calls", "rows", "peak MiB", "share"]
-    parts = []
+    """Show what flowrl takes of the seconds and of the peak memory of public trainers."""
+    rows = [["beside", "images, steps", "dtype", "time", "memory", "own calls: time", "memory"]]
     for file in sorted(RESULTS.glob("side-by-side-*.json")):
-        result, rows = read(file.stem), [head]
-        for name, found in result["trainers"].items():
-            share = result["ratios"].get(name)
-            row = [name, *(fixed(found["seconds"][phase], 2) for phase in SIDE)]
-            row += [f"{fixed(min(found['all']), 2)} to {fixed(max(found['all']), 2)}"]
-            row += [str(sum(found["calls"].values())), str(sum(found["rows"].values()))]
-            row += [fixed(found["peak_MiB"], 0), fixed(share["all"], 2) if share else "1"]
-            rows.append(row)
-        parts.append(f"{work_of(result)}\n\n{markdown_table(rows)}")
-    return "\n\n".join(parts)
-
-
-def work_of(result: Result) -> str:
-    """Say what the work of both trainers was."""
-    work = result["work"]
-    parts = [
-        counted(work["prompts"], "prompt"),
-        f"{work['group']} images each, {work['steps']} steps, {work['size']} pixels",
-        f"guidance {work['guidance']:g}",
-    ]
-    # what only some have
-    if work["kl"]:
-        parts.append(f"KL {work['kl']:g}")
-    parts.append(f"{counted(work['batch'], 'sample')} in a network call, {work['dtype']}")
-    changed = " with uncommitted changes" if result["commit"].endswith("-dirty") else ""
-    return wrapped(
-        f"`{result['trainer']}` at {result['commit'][:8]}{changed} on {work['model']}: "
-        f"{', '.join(parts)}; {counted(result['rounds'], 'round')}, "
-        f"the {result['clock']}'s seconds."
-    )
-
-
-def counted(number: int, what: str) -> str:
-    """Say "1 prompt", "2 prompts"."""
-    return f"{number} {what}{'s' * (number > 1)}"
+        result = read(file.stem)
+        work = result["work"]
+        changed = ", changed" if result["commit"].endswith("-dirty") else ""
+        row = [f"`{result['trainer']}` at {result['commit'][:8]}{changed}"]
+        row += [f"{work['prompts'] * work['group']}, {work['steps']}", work["dtype"]]
+        for name in ("flowrl", "flowrl, own batches"):
+            shares = result["ratios"][name]
+            row += [fixed(shares["all"], 2), fixed(shares["peak memory"], 2)]
+        rows.append(row)
+    return markdown_table(rows, left=3)
 
 
 # -------------------------------------------------------------------------------------------- a GPU
@@ -171,8 +110,6 @@ def worth() -> str:
 # (first mark, last mark, what stands between them)
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("findings", "end of findings", findings),
-    ("measured", "end of measured", examined),
-    ("published code: table", "published code: end", published),
     ("side by side", "side by side: end", side_by_side),
     ("gpu: table", "gpu: end", gpu),
     ("adapters: table", "adapters: end", worth),

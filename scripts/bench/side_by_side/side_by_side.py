@@ -18,7 +18,7 @@ The command is the same on a CPU and on a GPU. Without `--model` it takes the SD
 repository, with text encoders that read as many tokens as SD3's. Writes
 assets/results/side-by-side-<trainer>.json: seconds by phase (the median over iterations and
 rounds), calls and rows of the network, peak memory, and flowrl's share of each.
-`python scripts/results/tables.py` makes the tables of docs/compare.md from these files.
+`python scripts/results/tables.py` makes the table of docs/memory.md from these files.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def train() -> None:
     _compare_once("trained")
     _compare_once("direct", (*FOUR, f"train.start={STUDENT}"))
     for seed in SEEDS:
-        run = RUNS / "student-trained" / f"seed{seed}"
+        run = RUNS / "trained" / "student-trained" / f"seed{seed}"
         _judge_once("trained_four", (*FOUR, f"train.start={run}"), seed)
         merged, anew = RUNS / f"merged{seed}", RUNS / f"anew{seed}.safetensors"
         if not merged.exists():
@@ -137,8 +137,8 @@ def _compare_once(name: str, changes: Sequence[str] = ()) -> None:
     if name in kept().get("rows", {}):
         return
     print(f"== {name}", flush=True)
-    out = RUNS / f"{name}.json"
-    more: dict[str, Any] = {**SEARCH, "runs": RUNS, "out": out}
+    folder = RUNS / name  # of a comparison, since rows differ in the steps of their evaluations
+    more: dict[str, Any] = {**SEARCH, "runs": folder, "out": folder / "result.json"}
     result = compare([config_of(name, changes)], seeds=SEEDS, nfe=NFE, seconds=0, points=1, **more)
     (entry,) = result["configs"]
     _keep(name, [run_kept(run) for run in entry["seeds"]])

@@ -87,7 +87,9 @@ def test_the_table_of_students_by_hand() -> None:
     lines = STUDENT.table(STUDENT.rows(found)).splitlines()
     assert len(lines) == 2 + len(STUDENT.ROWS)
     assert "+33.3" in lines[-1] and "83.3 %" in lines[-1]
-    # a missing seed, and there is no table
+    # a second look is said; a missing seed, and there is no table
+    found["looks"] = {"direct": 2}
+    assert "student that is trained itself (2 looks)" in STUDENT.table(STUDENT.rows(found))
     rows["anew"].pop()
     assert not STUDENT.complete(found)
 
@@ -96,7 +98,7 @@ def test_students_are_trained_and_judged_in_four_steps() -> None:
     """The trained base model differs from the table's DiffusionNFT in its LoRA and rate; all that
     has four steps draws in four when it is judged."""
     trained = STUDENT.config_of("trained").to_dict()
-    direct = STUDENT.config_of("direct", STUDENT.FOUR).to_dict()
+    direct = STUDENT.config_of("direct").to_dict()
     assert (trained["eval"]["steps"], direct["eval"]["steps"], direct["plan"]["steps"]) == (
         10,
         4,
@@ -104,7 +106,10 @@ def test_students_are_trained_and_judged_in_four_steps() -> None:
     )
     assert trained["model"]["tune"] == "lora" and trained["model"] == direct["model"]
     changed = {key for key in trained if trained[key] != direct[key]}
-    assert changed == {"name", "plan", "eval", "likelihood"}
+    assert changed == {"name", "plan", "eval", "likelihood", "train"}
+    assert direct["train"] == {**trained["train"], "start": str(STUDENT.STUDENT)}
+    for name, row in STUDENT.ROWS.items():
+        assert STUDENT.config_of(name).eval.steps == row.steps, name
 
 
 @pytest.mark.parametrize("module", [TRANSFER, STUDENT])

@@ -10,8 +10,8 @@ the teacher samples `--trajectories` of training prompts in ten Euler steps, who
 student's four sigmas are kept. Then the student's velocity at each of them is fitted to the
 straight line to the next (progressive distillation, 2202.00512, in one go).
 
-The teacher may be one that was trained further: `--teacher` names its run, `--out` the student's
-file.
+The teacher may be one that was trained further: `--teacher` names its run, or `--model` its whole
+pipeline, whose student then stands on that; `--out` is the student's file.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, one processor")
     parser.add_argument("--trajectories", type=int, default=8192, help="of the teacher")
     parser.add_argument("--teacher", default="", help="run of a LoRA of the same layers")
+    parser.add_argument("--model", default="assets/shapes-sd3", help="folder of the pipeline")
     parser.add_argument("--out", type=Path, default=OUT, help="file of the student")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    config = load_config("shapes/tdm_r1", ["train.start=''"])
+    config = load_config("shapes/tdm_r1", ["train.start=''", f"model.path={asked.model}"])
     model: FlowModel = config.call("model")()
     weights = Weights(model.trainable())
     if asked.teacher:

@@ -218,7 +218,7 @@ class PlateauMonitor(Section):
     """what counts as a gain: more than this above the best score; raise it to the noise of an
     evaluation"""
     action: Action = "warn"
-    """what is done"""
+    """`stop` ends the run as if it were done; its best checkpoint is there either way"""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,8 @@ class HackingMonitor(Section):
     """how far the held-out score may fall below its best while the training reward is higher than
     it was then; lower it to hear sooner, raise it to the noise of an evaluation"""
     action: Action = "warn"
-    """what is done"""
+    """`rollback` goes back to the best checkpoint, `raise_kl` holds the policy nearer to the base
+    model"""
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ class DiversityMonitor(Section):
     floor: Share = 0.5
     """smallest share of the `diversity` of the first iterations; raise it where variety matters"""
     action: Action = "warn"
-    """what is done"""
+    """`raise_kl` slows the collapse"""
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class ImagesMonitor(Section):
     grid: Factor = 3.0
     """how many times the energy of a grid of 8 pixels may grow"""
     action: Action = "warn"
-    """what is done"""
+    """what is done when one of them is left"""
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class DriftMonitor(Section):
     limit: Annotated[float, Gt(0)] = 0.5
     """largest size of the change as a share of the base model's velocity; lower it to stay near"""
     action: Action = "warn"
-    """what is done"""
+    """`raise_kl` pulls back"""
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ class RatioMonitor(Section):
     patience: Positive = 3
     """iterations in a row"""
     action: Action = "warn"
-    """what is done"""
+    """`lower_lr` makes updates smaller"""
 
 
 @dataclass(frozen=True)

@@ -277,28 +277,30 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json_text(value) + "\n")
 
 
-def json_text(value: Any, indent: str = "") -> str:
+def json_text(value: Any) -> str:
     """Return a value as JSON to be read: indented where it does not fit in a line. A list of
     numbers stands on one line however long it is."""
-    # one line: what fits, and numbers
+    return _lines(json.loads(json.dumps(value)), "", 0)
+
+
+def _lines(value: Any, indent: str, taken: int) -> str:
+    """Write what came out of JSON, behind so many columns of a line that begins with an indent."""
+    # one line: what fits with a comma behind it, and numbers
     line = json.dumps(value)
-    if len(indent) + len(line) <= WIDTH or not isinstance(value, Mapping | list | tuple):
+    if taken + len(line) < WIDTH or not isinstance(value, dict | list):
         return line
-    if not isinstance(value, Mapping) and _is_flat(value):
+    if isinstance(value, list) and _is_flat(value):
         return line
     # a line for each item
-    deeper = indent + "  "
-    if isinstance(value, Mapping):
-        first, last = "{", "}"
-        items = []
-        for key, item in value.items():
-            (name,) = json.loads(json.dumps({key: None}))  # as JSON writes a key that is no text
-            items.append(f"{json.dumps(name)}: {json_text(item, deeper)}")
+    deeper, items = indent + "  ", []
+    if isinstance(value, list):
+        (first, last), named = "[]", [("", item) for item in value]
     else:
-        first, last = "[", "]"
-        items = [json_text(item, deeper) for item in value]
-    between = f",\n{deeper}"
-    return f"{first}\n{deeper}{between.join(items)}\n{indent}{last}"
+        (first, last), named = "{}", [(f"{json.dumps(key)}: ", value[key]) for key in value]
+    for name, item in named:
+        start = deeper + name
+        items.append(start + _lines(item, deeper, len(start)))
+    return "\n".join([first, ",\n".join(items), indent + last])
 
 
 def _is_flat(values: Iterable[Any]) -> bool:

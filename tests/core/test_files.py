@@ -54,6 +54,7 @@ def test_a_file_is_exchanged_and_missing_folders_are_made(tmp_path: Path) -> Non
 def test_json_is_indented_where_a_line_is_too_short(tmp_path: Path) -> None:
     file, numbers = tmp_path / "a.json", [*range(60), None, True, 0.5]
     value = {1: numbers, "ä": {"short": [{"b": ()}], "text": "x" * 100}, "tasks": ("y" * 60,) * 2}
+    value |= {"fits": {"a": "z" * 80}, "fits?": {"a": "z" * 80}}  # 100 columns with the comma, 101
     write_json(file, value)
     assert json.loads(file.read_text()) == json.loads(json.dumps(value))
     assert file.read_text().splitlines() == [
@@ -66,7 +67,11 @@ def test_json_is_indented_where_a_line_is_too_short(tmp_path: Path) -> None:
         '  "tasks": [',
         f'    "{"y" * 60}",',
         f'    "{"y" * 60}"',
-        "  ]",
+        "  ],",
+        f'  "fits": {{"a": "{"z" * 80}"}},',
+        '  "fits?": {',
+        f'    "a": "{"z" * 80}"',
+        "  }",
         "}",
     ]
 

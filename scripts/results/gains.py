@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets" / "results" / "gains.json"
 PAGE, METHODS = ROOT / "docs" / "results.md", ROOT / "docs" / "methods"
 TEST = "the test prompts"
-MARK = re.compile(r"<!-- gain: (?!end)([\w/ ]+) -->\n.*?<!-- gain: end -->", re.DOTALL)
+MARK = re.compile(r"<!-- gain: (?!end)([\w/\s]+)\s-->\n.*?<!-- gain: end -->", re.DOTALL)
 HEAD = ["config", "gain", "95 % interval", "right images", "against guidance", "NFE"]
 LEARNT = {"shapes/mind_v": FILE.parent / "mind_v.json"}
 """Configs whose score is no share of right images -> what scripts/assets/learning.py measured."""
@@ -176,7 +176,8 @@ def method_page(text: str, found: Sequence[Row]) -> str:
         lines = [text for text in lines if text != NOT_MEASURED] or [NOT_MEASURED]
         if len(lines) > 1:
             lines = [wrapped(f"- {' '.join(text.split())}", "  ") for text in lines]
-        return "\n".join([f"<!-- gain: {match[1]} -->", *lines, "<!-- gain: end -->"])
+        mark = wrapped(f"<!-- gain: {' '.join(match[1].split())} -->")
+        return "\n".join([mark, *lines, "<!-- gain: end -->"])
 
     return MARK.sub(filled, text)
 

@@ -22,7 +22,7 @@ FORM = ["Idea", "Axes", "Run it", "Knobs that matter", "Watch", "What it gains",
 LINES = 66
 NUMBERS = 3.5  # figures per 100 words of prose
 THEIRS = {"aggregate_fn", "sde_frac"}  # names of published code
-GAIN = re.compile(r"<!-- gain: (shapes/[\w/ ]+) -->\n(.*?)<!-- gain: end -->", re.DOTALL)
+GAIN = re.compile(r"<!-- gain: (shapes/[\w/\s]+)\s-->\n(.*?)<!-- gain: end -->", re.DOTALL)
 
 every_page = pytest.mark.parametrize("name", METHOD_PAGES)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.api.calls import compare
-from flowrl.config.load import load_config
+from flowrl.config.load import Config, load_config
 from flowrl.core.files import write_json
 from flowrl.core.shipped_files import list_configs
 from flowrl.runs.compare.summary import packed
@@ -182,16 +182,25 @@ def alternatives() -> None:
     """Judge the base model with guidance, with more steps, and by the best of several images."""
     found = read()
     there = found.setdefault("alternatives", {})
-    for title, changes in ALTERNATIVES.items():
-        if title in there:
-            continue
-        print(f"== base model, {title}", flush=True)
-        config = load_config("shapes/awm", [*SETTINGS, *changes])
-        trainer = Trainer(config)
-        row = evaluate(trainer.model, config, trainer=trainer, outcomes=True)
-        calls = config.eval.steps * config.eval.best_of * (2 if "guidance" in title else 1)
-        there[title] = {"nfe_per_image": calls, "outcomes": packed(row["outcomes"])}
-        write_json(FILE, found)
+    for title in ALTERNATIVES:
+        if title not in there:
+            there[title] = alternative(title, "shapes/awm", SETTINGS)
+            write_json(FILE, found)
+
+
+def alternative(title: str, config: str, changes: Sequence[str]) -> Result:
+    """Judge the base model of a config as one of the alternatives says."""
+    print(f"== base model, {title}", flush=True)
+    made = load_config(config, [*changes, *ALTERNATIVES[title]])
+    calls = made.eval.steps * made.eval.best_of * (2 if "guidance" in title else 1)
+    return {"nfe_per_image": calls, "outcomes": judged(made)}
+
+
+def judged(config: Config) -> str:
+    """Judge the model that a config describes, before any training -> its outcomes."""
+    trainer = Trainer(config)
+    row = evaluate(trainer.model, config, trainer=trainer, outcomes=True)
+    return packed(row["outcomes"])
 
 
 def command_line(text: str | None, *rows: str) -> argparse.ArgumentParser:

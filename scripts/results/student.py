@@ -24,18 +24,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import between, percent
-from methods import NFE, ROOT, SEARCH, SEEDS, SETTINGS, read
-from methods_table import cell, gains, interval_text, looks, share_of
+from methods import NFE, ROOT, SEARCH, SEEDS, SETTINGS, judged, read
+from methods_table import cell, gains, interval_text, share_of
 from transfer import run_kept
 
 from flowrl.api.calls import compare
 from flowrl.config.load import Config, load_config
 from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table
-from flowrl.runs.compare.summary import packed
-from flowrl.runs.evaluate import evaluate
 from flowrl.runs.export.export import export
-from flowrl.training.trainer import Trainer
 
 FILE = ROOT / "assets" / "results" / "student.json"
 PAGE = ROOT / "docs" / "student.md"
@@ -163,10 +160,8 @@ def _distil(out: Path, *more: str) -> None:
 
 def _judge(name: str, seed: int | None) -> None:
     """Judge a model on the test prompts."""
-    config = config_of(name, _made(name, seed))
-    trainer = Trainer(config)
-    row = evaluate(trainer.model, config, trainer=trainer, outcomes=True)
-    at = {"iteration": 0, "nfe": 0, "outcomes": packed(row["outcomes"])}
+    outcomes = judged(config_of(name, _made(name, seed)))
+    at = {"iteration": 0, "nfe": 0, "outcomes": outcomes}
     _keep(name, [{"seed": seed, "failed": None, "at": {"nfe": at}}])
 
 
@@ -215,12 +210,11 @@ def rows(found: Mapping[str, Any]) -> list[Result]:
     gained = {row["config"]: row for row in gains({"configs": entries, "base": base})}
     made: list[Result] = []
     for name in ROWS:
-        row: Result = {"name": name, "looks": looks(found, name)}
         if ROWS[name].seeds:
-            made.append({**gained[name], **row})
+            made.append({**gained[name], "name": name})
         else:
             right, interval = share_of(base, _outcomes(found, name))
-            made.append({**row, "right": right, "interval": interval})
+            made.append({"name": name, "right": right, "interval": interval})
     return made
 
 
@@ -235,8 +229,6 @@ def table(some: Sequence[Mapping[str, Any]]) -> str:
     lines = [["model", "NFE per image", "right", "over its student"]]
     for row in some:
         title, steps, seeds = ROWS[row["name"]]
-        if row["looks"] > 1:
-            title += f" ({row['looks']} looks)"
         right = percent(row["right"])
         if not seeds:
             right += f" ({interval_text(row['interval'])})"

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import between, fixed, percent, wrapped
-from methods import NFE, ROOT, SEEDS, command_line, read
+from methods import NFE, ROOT, SEEDS, alternative, command_line, read
 from methods import SETTINGS as COMMON
-from methods_table import by_config, cell, gains, untrained
+from methods_table import GUIDED, by_config, cell, gains, untrained
 from scipy import stats
 
 from flowrl.api.calls import compare
@@ -48,6 +48,9 @@ WEAKER = "data/shapes-sd3-weaker"
 """Made by scripts/assets/shapes_base/main.py with `--out` this folder, which has a copy of
 assets/shapes-sd3/vae: stages `scenes --pairs 20000`, `text` and `flow --steps 3000`; an hour of one
 core."""
+
+BESIDE = (GUIDED, "best of 4")
+"""What each base model does without training, beside the gains."""
 
 READING = "attn2.to_q, attn2.to_k, attn2.to_v, attn2.to_out.0"
 """Of the U-Net the layers that read the prompt, as the configs train those of SD3."""
@@ -104,6 +107,7 @@ def train(some: Sequence[str], minutes: float) -> None:
             if config not in [entry["file"] for entry in kept().get(name, {}).get("configs", [])]:
                 print(f"== {name}: {config}", flush=True)
                 _compare(name, config)
+        _untrained(name)
 
 
 def kept() -> Result:
@@ -135,6 +139,17 @@ def _compare(name: str, config: str) -> None:
     write_json(FILE, found)
 
 
+def _untrained(name: str) -> None:
+    """Judge what the setting's base model does without training, at more evaluations."""
+    found = kept()
+    there = found[name].setdefault("alternatives", {})
+    for title in BESIDE:
+        if title not in there:
+            changes = [*COMMON, *SETTINGS[name].changes]
+            there[title] = alternative(title, CONFIGS[0], changes)
+            write_json(FILE, found)
+
+
 def run_kept(run: Mapping[str, Any]) -> Result:
     """Return what a table is worked out from, of one run of a comparison."""
     made = only(run, ("seed", "failed", "iterations", "nfe", "seconds", "environment"))
@@ -147,10 +162,14 @@ def run_kept(run: Mapping[str, Any]) -> Result:
 
 
 def complete(found: Mapping[str, Any]) -> list[str]:
-    """Return the settings that have every config."""
-    return [
-        name for name in SETTINGS if len(found.get(name, {}).get("configs", ())) == len(CONFIGS)
-    ]
+    """Return the settings that have every config, and what stands beside them."""
+    there = []
+    for name in SETTINGS:
+        one = found.get(name, {})
+        beside = {*BESIDE} <= {*one.get("alternatives", ())}
+        if beside and len(one.get("configs", ())) == len(CONFIGS):
+            there.append(name)
+    return there
 
 
 def rows(found: Mapping[str, Any], name: str) -> dict[str, Result]:
@@ -211,16 +230,18 @@ def page(text: str) -> str:
         settings = []
         for name in complete(found):
             title, what, _ = SETTINGS[name]
-            start = percent(base_of(found[name]))
-            settings.append(wrapped(f"- *{title}*: {what}; {start} right before training", "  "))
+            settings.append(wrapped(f"- *{title}*: {what}; {before(found[name])}", "  "))
         parts = [INTRODUCTION, "\n".join(settings), table(by_config(), found)]
     return between(text, "transfer: table", "transfer: end", parts)
 
 
-def base_of(one: Result) -> float:
-    """Return the share of right images of a setting's base model, the mean over tasks."""
-    (row,) = untrained(one)
-    return float(row["right"])
+def before(one: Result) -> str:
+    """Say what a setting's base model does without training."""
+    first, *others = untrained(one)
+    said = [f"{percent(first['right'])} right before training"]
+    for row in others:
+        said.append(f"{percent(row['right'])} with {row['title']} ({row['nfe_per_image']} NFE)")
+    return ", ".join(said)
 
 
 def targets() -> list[tuple[Path, Any]]:

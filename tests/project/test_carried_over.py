@@ -38,7 +38,19 @@ def test_gains_of_a_setting_are_those_of_its_outcomes() -> None:
     assert found[first]["gain"] == pytest.approx(5 / 12)
     assert found[second]["gain"] == pytest.approx(-1 / 12)
     assert (found[first]["below"], found[second]["below"]) == (0, 1)
-    assert TRANSFER.base_of(in_setting(better)) == pytest.approx(0.25)
+
+
+def test_what_takes_no_training_stands_beside_the_gains() -> None:
+    """Right before training: 1 of 4; with guidance 3 of 4. Without it a setting is not shown."""
+    one = in_setting(*[("1 1 1 0",) * 3] * len(TRANSFER.CONFIGS))
+    one["alternatives"] = {TRANSFER.GUIDED: {"nfe_per_image": 40, "outcomes": "1 1 1 0"}}
+    said = "25.0 % right before training, 75.0 % with guidance 3.5, 20 steps (40 NFE)"
+    assert TRANSFER.before(one) == said
+    assert TRANSFER.complete({"soft": one}) == []
+    one["alternatives"]["best of 4"] = {"nfe_per_image": 40, "outcomes": "1 1 1 1"}
+    assert TRANSFER.complete({"soft": one}) == ["soft"]
+    one["configs"].pop()
+    assert TRANSFER.complete({"soft": one}) == []
 
 
 def test_the_rank_correlation_and_its_interval_by_hand() -> None:
@@ -87,9 +99,7 @@ def test_the_table_of_students_by_hand() -> None:
     lines = STUDENT.table(STUDENT.rows(found)).splitlines()
     assert len(lines) == 2 + len(STUDENT.ROWS)
     assert "+33.3" in lines[-1] and "83.3 %" in lines[-1]
-    # a second look is said; a missing seed, and there is no table
-    found["looks"] = {"direct": 2}
-    assert "student that is trained itself (2 looks)" in STUDENT.table(STUDENT.rows(found))
+    # a missing seed, and there is no table
     rows["anew"].pop()
     assert not STUDENT.complete(found)
 

@@ -39,7 +39,7 @@ PAGE = ROOT / "docs" / "student.md"
 RUNS = ROOT / "runs" / "student"
 STUDENT = RUNS / "student.safetensors"
 TRAINED = "shapes/diffusion_nft"
-DISTIL = ("--minutes", "10", "--trajectories", "4096")
+DISTIL = ("--steps", "1200", "--trajectories", "4096")
 
 TARGETS = "to_q, to_k, to_v, to_out.0, add_q_proj, add_k_proj, add_v_proj, to_add_out"
 LORA = (

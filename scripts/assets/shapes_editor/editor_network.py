@@ -4,6 +4,7 @@ each word is a token."""
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +38,6 @@ from words import build_tokenizer  # noqa: E402
 
 TOKENS = 6  # of T5: five words and the end
 TEXT = 96  # width of the text encoders
-SIDE = 4  # tokens along a side of an image of 64 pixels
 _attend = F.scaled_dot_product_attention
 
 
@@ -64,7 +64,7 @@ class Network(nn.Module):
     def forward(
         self, x: Tensor, source: Tensor, sigma: Tensor, ids: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return the velocity [B,16,64] of tokens x at sigma [B], given the source's [B,16,64] and
+        """Return the velocity [B,N,64] of tokens x at sigma [B], given the source's [B,N,64] and
         the words for T5 [B,6] and CLIP [B,20]."""
         t5, clip = ids
         return self.model(
@@ -73,7 +73,7 @@ class Network(nn.Module):
             pooled_projections=self.clip(clip).pooler_output,
             encoder_hidden_states=self.t5(t5).last_hidden_state,
             txt_ids=torch.zeros(t5.shape[1], 3),
-            img_ids=_places(),
+            img_ids=_places(math.isqrt(x.shape[1])),
             return_dict=False,
         )[0][:, : x.shape[1]]
 
@@ -88,8 +88,8 @@ class Network(nn.Module):
         return t5, self.clip_tokenizer(texts, max_length=CLIP_TOKENS, **how).input_ids
 
 
-def _places() -> Tensor:
-    target = image_ids(SIDE, SIDE, torch.device("cpu"))
+def _places(side: int) -> Tensor:
+    target = image_ids(side, side, torch.device("cpu"))
     source = target.clone()
     source[:, 0] = 1
     return torch.cat([target, source])
@@ -148,7 +148,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
 
 @torch.no_grad()
 def tokens_of(vae: AutoencoderKL, images: Tensor) -> Tensor:
-    """Return tokens [N,16,64] of images [N,3,64,64] in [0,1]: the mode of the posterior, scaled."""
+    """Return tokens [N,16,64] of images [N,3,64,64] in [0,1], 36 at 96 pixels: the mode of the
+    posterior, scaled."""
     rows = []
     for part in images.split(256):
         found = vae.encode(2 * part - 1).latent_dist.mode()

@@ -33,6 +33,7 @@ PARTS = (
     "hacking",
     "hacking_figure",
     "votes",
+    "sizes",
     "quickstart",
     "demonstrated",
     "estimates",

@@ -1,4 +1,5 @@
-"""What carries over to other models, rewards and students: tables are worked out from outcomes."""
+"""What carries over to other models, rewards, students and sizes: tables are worked out from
+outcomes."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from scriptkit import script_module
 
 TRANSFER = script_module("results/transfer")
 STUDENT = script_module("results/student")
+SIZES = script_module("results/sizes")
 PROMPTS = {"tags": ["even", "even", "odd", "odd"], "scenes": ["a", "b", "c", "d"]}
 
 
@@ -122,18 +124,65 @@ def test_students_are_trained_and_judged_in_four_steps() -> None:
         assert STUDENT.config_of(name).eval.steps == row.steps, name
 
 
-@pytest.mark.parametrize("module", [TRANSFER, STUDENT])
+def two_sizes() -> dict[str, Any]:
+    """Return what the file has of both sizes: 1 of 4 right before, and 3 or 2 of 4 after."""
+    configs: list[dict[str, Any]] = []
+    for name, text in (("small", "1 1 1 0"), ("large", "1 1 0 0")):
+        configs.append({"name": name, "file": name, "seeds": runs(*[text] * 3)})
+        for run in configs[-1]["seeds"]:
+            run["iterations"] = 10
+    return {
+        "cost": {"small": 0.01, "large": 0.023},
+        "base": {**PROMPTS, "outcomes": "1 0 0 0"},
+        "configs": configs,
+        "alternatives": {"best of 4": {"nfe_per_image": 40, "outcomes": "1 1 0 0"}},
+    }
+
+
+def test_the_table_of_sizes_by_hand() -> None:
+    """Half of the edits more at the small size, a quarter more at the large one, for the same
+    processor time. A size, or what stands beside it, is missing: no table."""
+    found = two_sizes()
+    assert not SIZES.complete(found)
+    found["alternatives"]["20 steps"] = {"nfe_per_image": 20, "outcomes": "1 0 0 0"}
+    assert SIZES.complete(found)
+    lines = SIZES.table(found).splitlines()
+    assert len(lines) == 2 + 1 + 2 + 2
+    assert "25.0 %" in lines[2] and "50.0 %" in lines[3] and "+50.0" in lines[5]
+    # ten iterations of 32 prompts and 12 images
+    assert lines[5].endswith(" 3,840 |") and "+25.0" in lines[6]
+    text = SIZES.compared(found)
+    assert "takes 2.3 times" in text and "+25.0 points" in text
+    assert not SIZES.complete({**found, "configs": found["configs"][:1]})
+
+
+def test_sizes_differ_in_their_training_images_alone() -> None:
+    """Both are judged at 96 pixels, on the test edits, in as many steps."""
+    small, large = (SIZES.config_of(name).to_dict() for name in ("small", "large"))
+    assert small["image"] == {"height": 64, "width": 64}
+    assert large["image"] == {"height": 96, "width": 96}
+    changed = {key for key in small if small[key] != large[key]}
+    assert changed == {"image", "name"}
+    assert (small["eval"]["height"], small["eval"]["width"]) == (96, 96)
+    assert small["prompts"]["test"] == "assets/shapes-edits/test.jsonl"
+
+
+@pytest.mark.parametrize("module", [TRANSFER, STUDENT, SIZES])
 def test_the_files_keep_their_protocol(module: Any) -> None:
     """Every run spent its budget; every outcome has each prompt of the test list."""
     found = module.kept()
     if not found:
         pytest.skip("nothing was trained yet")
+    some: list[tuple[Any, Any, float]] = []  # prompts, seeds, network evaluations
     if module is TRANSFER:
-        some = [(one["base"], row["seeds"]) for one in found.values() for row in one["configs"]]
+        for one in found.values():
+            some += [(one["base"], row["seeds"], TRANSFER.NFE) for row in one["configs"]]
+    elif module is SIZES:
+        some = [(found["base"], row["seeds"], row["nfe"]) for row in found["configs"]]
     else:
-        some = [(found["prompts"], seeds) for name, seeds in found["rows"].items()]
-    for prompts, seeds in some:
+        some = [(found["prompts"], seeds, STUDENT.NFE) for seeds in found["rows"].values()]
+    for prompts, seeds, nfe in some:
         for run in seeds:
             end = run["at"]["nfe"]
             assert run["failed"] or len(end["outcomes"].split()) == len(prompts["tags"])
-            assert run["failed"] or "nfe" not in run or run["nfe"] >= module.NFE
+            assert run["failed"] or "nfe" not in run or run["nfe"] >= nfe

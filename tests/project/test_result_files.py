@@ -115,6 +115,7 @@ ELSEWHERE = {
     "adapters": "tests/models/test_adapter_outside.py",
     "pipelines": "tests/models/test_pipeline_table.py",
     "votes": "test_measured_votes.py: the table is worked out from curves over votes",
+    "sizes": "test_carried_over.py, the table from outcomes",
     "student": "test_carried_over.py, the table from outcomes",
     "transfer": "test_carried_over.py, the table from outcomes",
     "performance-queue": "measurements, of which the file says nothing else",

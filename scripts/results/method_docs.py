@@ -120,9 +120,10 @@ def row(method: PublishedMethod, folder: str) -> str:
 def _gains(method: PublishedMethod) -> str:
     """Say what those of a method's configs gained that are in the table on equal terms."""
     mine = [one for name, one in methods_table.by_config().items() if name in method.configs]
-    if len(mine) == 1:
-        return methods_table.cell(mine[0])
-    return "; ".join(f"`{one['config']}` {methods_table.cell(one)}" for one in mine)
+    said = [methods_table.cell(one) for one in mine]
+    if len(mine) > 1:
+        said = [f"`{one['config']}` {text}" for one, text in zip(mine, said, strict=True)]
+    return "; ".join(said).replace("*", r"\*")
 
 
 def arxiv(method: PublishedMethod) -> str:

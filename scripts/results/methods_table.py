@@ -265,8 +265,8 @@ def line(row: Mapping[str, Any], result: Result) -> str:
 
 
 def cell(row: Mapping[str, Any]) -> str:
-    """Say in the table of methods what a config gains."""
-    return f"{points(row['gain'])}{star(row)} ({span(row)})".replace("*", r"\*")
+    """Say in a cell of a table what a config gains."""
+    return f"{points(row['gain'])}{star(row)} ({span(row)})"
 
 
 INTRODUCTION = """## All on equal terms

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from figures import between, percent
+from figures import between, percent, points, wrapped
 from methods import NFE, ROOT, SEARCH, SEEDS, SETTINGS, judged, read
 from methods_table import cell, gains, interval_text, share_of
 from transfer import run_kept
@@ -253,10 +253,24 @@ model, with a 95 % interval over seeds and scenes; a star: above 0 after Holm's 
 rows."""
 
 
+def kept_gain(some: Sequence[Mapping[str, Any]]) -> str:
+    """Say how much of the base model's gain the student keeps."""
+    by_name = {row["name"]: row for row in some}
+    own = by_name["trained"]["right"] - by_name["base"]["right"]
+    added, anew = points(by_name["moved"]["gain"], ""), points(by_name["anew"]["gain"], "")
+    return (
+        f"In ten steps the base model gained {points(own, '')} points. In four its student gains"
+        f" {added} when what was learnt is added to it, and {anew} when it is distilled anew."
+    )
+
+
 def page(text: str) -> str:
     """Write the section of docs/student.md; nothing where a row is missing."""
     found = kept()
-    parts = [INTRODUCTION, table(rows(found))] if complete(found) else []
+    parts = []
+    if complete(found):
+        made = rows(found)
+        parts = [INTRODUCTION, table(made), wrapped(kept_gain(made))]
     return between(text, "student: table", "student: end", parts)
 
 

@@ -146,7 +146,7 @@ def test_an_older_row_gives_way_to_one_on_equal_terms() -> None:
         (said,) = re.findall(
             rf"^\| \[{re.escape(method.name)}\].*$", PAGES["docs/methods.md"], re.MULTILINE
         )
-        assert methods_table.cell(row) in said
+        assert methods_table.cell(row).replace("*", r"\*") in said
 
 
 # --------------------------------------------------------------------------------------- the claims

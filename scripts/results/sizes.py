@@ -4,7 +4,7 @@
     python scripts/results/sizes.py --only small     # beside another that trains the other
 
 The editor knows both sizes; `scripts/assets/shapes_editor/train_editor.py --sizes 64 96 --out
-data/two-sizes` makes it in an hour of one core. `shapes/paco_rl` trains it at either size for
+data/two-sizes` makes it in 35 minutes of one core. `shapes/paco_rl` trains it at either size for
 `SECONDS` of processor time, which are turned into network evaluations by what one costs there,
 measured before; its rate is chosen on validation edits. All is judged at the large size, once, on
 the test edits. What is known is kept in `assets/results/sizes.json`.
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from figures import between, fixed, percent, points, wrapped
-from methods import FACTORS, ROOT, SEEDS, command_line, judged
-from methods_table import cell, gains, interval_text, share_of, span
+from methods import ROOT, SEARCH, SEEDS, alternative, command_line
+from methods_table import cell, gains, interval_text, span, untrained
 from transfer import run_kept
 
 from flowrl.api.calls import compare
@@ -33,6 +33,7 @@ from flowrl.training.trainer import Trainer
 FILE = ROOT / "assets" / "results" / "sizes.json"
 PAGE = ROOT / "docs" / "results.md"
 RUNS = ROOT / "runs" / "sizes"
+IMAGE = "image={{height: {0}, width: {0}}}"
 CONFIG, EDITOR, SECONDS = "shapes/paco_rl", "data/two-sizes", 420
 ITERATIONS = 4  # of which the first is not timed
 SETTINGS = (
@@ -45,12 +46,9 @@ SETTINGS = (
     "train.threads=1",
     "samples.prompts=4",
 )
-SEARCH = {
-    "lr_search": FACTORS,
-    "search_share": 1 / 3,
-    "search_prompts": "assets/shapes-edits/validation.jsonl",
-    "search_images": 8,
-}
+TRIED = {**SEARCH, "search_prompts": "assets/shapes-edits/validation.jsonl"}
+BESIDE = ("20 steps", "best of 4")
+"""What the editor does without training, at more evaluations per image."""
 
 
 class Row(NamedTuple):
@@ -64,11 +62,6 @@ ROWS = {
     "small": Row("trained at 64 pixels", 64),
     "large": Row("trained at 96 pixels", 96),
 }
-ALTERNATIVES = {
-    "20 steps": ("eval.steps=20",),
-    "best of 4": ("eval.best_of=4",),
-}
-"""What the editor does without training, at more evaluations per image."""
 
 Result = dict[str, Any]
 
@@ -85,12 +78,9 @@ def train(some: Sequence[str] = ()) -> None:
             print(f"== {name}", flush=True)
             _compare(name)
     there = kept().get("alternatives", {})
-    for title, changes in ALTERNATIVES.items():
+    for title in BESIDE:
         if title not in there:
-            print(f"== the editor, {title}", flush=True)
-            made = config_of("large", changes)
-            calls = made.eval.steps * made.eval.best_of
-            there[title] = {"nfe_per_image": calls, "outcomes": judged(made)}
+            there[title] = alternative(title, CONFIG, [*SETTINGS, IMAGE.format(ROWS["large"].size)])
             _keep(alternatives=there)
 
 
@@ -105,8 +95,7 @@ def _keep(**values: Any) -> None:
 
 def config_of(name: str, changes: Sequence[str] = ()) -> Config:
     """Return the config of a row."""
-    size = ROWS[name].size
-    image = f"image={{height: {size}, width: {size}}}"
+    image = IMAGE.format(ROWS[name].size)
     return load_config(CONFIG, [*SETTINGS, image, *changes, f"name=sizes-{name}"])
 
 
@@ -127,7 +116,7 @@ def _compare(name: str) -> None:
     """Search a rate, train three seeds with it and judge them."""
     folder = RUNS / name
     nfe = round(SECONDS / kept()["cost"][name])
-    more: Result = {**SEARCH, "runs": folder, "out": folder / "result.json"}
+    more: Result = {**TRIED, "runs": folder, "out": folder / "result.json"}
     result = compare([config_of(name)], seeds=SEEDS, nfe=nfe, seconds=0, points=1, **more)
     (entry,) = result["configs"]
     row = {"name": name, "file": name, "lr": entry["lr"], "nfe": nfe}
@@ -145,18 +134,15 @@ def _compare(name: str) -> None:
 def complete(found: Mapping[str, Any]) -> bool:
     """Say whether both sizes are trained, and what stands beside them is judged."""
     there = {entry["name"] for entry in found.get("configs", ())}
-    return there >= {*ROWS} and {*found.get("alternatives", ())} >= {*ALTERNATIVES}
+    return there >= {*ROWS} and {*found.get("alternatives", ())} >= {*BESIDE}
 
 
 def table(found: Mapping[str, Any]) -> str:
     """Draw the editor, what it does without training, and both sizes."""
-    base = found["base"]
     lines = [["editor", "NFE per image", "right edits", "gain in points", "images trained on"]]
-    untrained = {"as it is": {"nfe_per_image": 10, "outcomes": base["outcomes"]}}
-    for title, row in {**untrained, **found["alternatives"]}.items():
-        right, interval = share_of(base, row["outcomes"])
-        text = f"{percent(right)} ({interval_text(interval)})"
-        lines.append([title, str(row["nfe_per_image"]), text, "", ""])
+    for row in untrained(dict(found)):
+        text = f"{percent(row['right'])} ({interval_text(row['interval'])})"
+        lines.append([row["title"], str(row["nfe_per_image"]), text, "", ""])
     gained = {row["config"]: row for row in gains(dict(found))}
     for name, (title, _) in ROWS.items():
         row = gained[name]

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from figures import between, percent, points, wrapped
 from methods import NFE, ROOT, SEARCH, SEEDS, SETTINGS, judged, read
-from methods_table import cell, gains, interval_text, share_of
-from transfer import run_kept
+from methods_table import cell, gains, interval_text, looks, share_of, untrained
+from transfer import BESIDE, run_kept
 
 from flowrl.api.calls import compare
 from flowrl.config.load import Config, load_config
@@ -223,6 +223,7 @@ def rows(found: Mapping[str, Any]) -> list[Result]:
         else:
             right, interval = share_of(base, _outcomes(found, name))
             made.append({"name": name, "right": right, "interval": interval})
+        made[-1]["looks"] = looks(found, name)
     return made
 
 
@@ -237,11 +238,24 @@ def table(some: Sequence[Mapping[str, Any]]) -> str:
     lines = [["model", "NFE per image", "right", "over its student"]]
     for row in some:
         title, steps, seeds = ROWS[row["name"]]
+        title += f" ({row['looks']} looks)" if row["looks"] > 1 else ""
         right = percent(row["right"])
         if not seeds:
             right += f" ({interval_text(row['interval'])})"
         lines.append([title, str(steps), right, cell(row) if seeds else ""])
+        if row["name"] == "base":
+            lines += beside()
     return markdown_table(lines)
+
+
+def beside() -> list[list[str]]:
+    """Return the lines of what the base model does without training, from the table of methods."""
+    lines = []
+    for one in untrained(read()):
+        if one["title"] in BESIDE:
+            text = f"{percent(one['right'])} ({interval_text(one['interval'])})"
+            lines.append([f"base model, {one['title']}", str(one["nfe_per_image"]), text, ""])
+    return lines
 
 
 INTRODUCTION = """## Measured on shapes
@@ -250,7 +264,7 @@ The base model is trained by DiffusionNFT, as in [the table of all methods](resu
 test prompts all are judged; its student takes four Euler steps, and is trained itself for as many
 network evaluations. *Over its student* is the gain in points over the student of the untrained base
 model, with a 95 % interval over seeds and scenes; a star: above 0 after Holm's correction over the
-rows."""
+rows. *2 looks*: judged on the test prompts once before, with a student distilled likewise."""
 
 
 def kept_gain(some: Sequence[Mapping[str, Any]]) -> str:

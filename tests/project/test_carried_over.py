@@ -91,7 +91,7 @@ def test_the_table_of_students_by_hand() -> None:
     for name, row in STUDENT.ROWS.items():
         rows[name] = runs(*better) if row.seeds else runs(single)
     rows["base"], rows["moved"] = runs("1 1 1 1"), runs(single, single, "0 1 0 0")
-    found = {"prompts": PROMPTS, "rows": rows}
+    found = {"prompts": PROMPTS, "rows": rows, "looks": {"student": 2}}
     assert STUDENT.complete(found)
     by_name = {row["name"]: row for row in STUDENT.rows(found)}
     assert list(by_name) == list(STUDENT.ROWS)
@@ -99,7 +99,11 @@ def test_the_table_of_students_by_hand() -> None:
     assert by_name["direct"]["gain"] == pytest.approx(1 / 3)
     assert by_name["moved"]["gain"] == pytest.approx(-1 / 12)
     lines = STUDENT.table(STUDENT.rows(found)).splitlines()
-    assert len(lines) == 2 + len(STUDENT.ROWS)
+    # two lines more, of what the base model does without training; and a second look is said
+    assert len(lines) == 2 + len(STUDENT.ROWS) + 2
+    assert [line for line in lines if "looks" in line] == [lines[6]]
+    assert lines[6].startswith("| its student (2 looks) | 4 |")
+    assert lines[4].startswith("| base model, best of 4 | 40 |")
     # the trained model has 10 of 12 images right, its base all; what was moved lost one of twelve
     said = STUDENT.kept_gain(STUDENT.rows(found))
     assert "gained -16.7 points" in said and "gains -8.3 when" in said
